@@ -82,16 +82,6 @@ def test_a_slice():
         source[0]
 
 
-@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), start=st.integers(0, 12), stop=st.integers(0, 12))
-def test_shards_of_a_slice_equal_counting(lengths, start, stop):
-    source = ConcatSource([RangeSource(length) for length in lengths])
-    shard_of = [shard for shard, length in enumerate(lengths) for _ in range(length)][start:stop]
-    expected = tuple(shard_of.count(shard) for shard in sorted(set(shard_of))) or (0,)
-    assert source[start:stop].shard_lengths == expected
-    for step in (2, -1):  # is one shard
-        assert source[::step].shard_lengths == (len(range(0, len(source), abs(step))),)
-
-
 def test_iteration_reads_in_blocks():
     asked = []
 
@@ -105,47 +95,12 @@ def test_iteration_reads_in_blocks():
     assert len(asked) < 10
 
 
-def test_defaults():
-    assert (SOURCE.fields, SOURCE.shard_lengths) == ({}, (10,))
-    assert SOURCE.__getitems__([-1, 0]) == [RECORDS[9], RECORDS[0]]
-    assert list(SOURCE.read_batch([0], fields=["n", "letter"])) == ["n", "letter"]
-
-
-@pytest.mark.parametrize("numbers", [range(5), range(3, 9), range(3, 20, 4), range(9, 0, -2), range(0)])
-def test_records_are_the_numbers_of_a_range(numbers):
-    source = RangeSource(numbers.stop, start=numbers.start, step=numbers.step)
-    assert list(source) == [{"index": number} for number in numbers]
-    if numbers:
-        assert source.read_batch([-1, 0])["index"].tolist() == [numbers[-1], numbers[0]]
-
-
-def test_a_range_that_no_memory_holds():
-    source = RangeSource(2**62)
-    assert (len(source), source[-1]) == (2**62, {"index": 2**62 - 1})
-    assert repr(source) == "RangeSource(4611686018427387904, start=0, step=1)"
-    assert source.read_batch([0], fields=[]) == {}
-
-
 @pytest.mark.parametrize("fields", [["index"], [], None])
 def test_the_fields_of_a_range_can_be_named(fields):
     source, names = dataload.open("range:3", fields=fields), ["index"] if fields is None else fields
     assert ([*source.fields], source[2], [*source.read_batch([1])]) == (names, dict.fromkeys(names, 2), names)
     with pytest.raises(ConfigError, match="no field 'x'"):
         dataload.open("range:3", fields=["x"])
-
-
-def test_parts_in_turn_of_any_format():
-    source = ConcatSource([RangeSource(2), RangeSource(0), RangeSource(13, start=10)[::-1]])
-    assert indices_of(source) == [0, 1, 12, 11, 10]
-    assert (len(source.sources), repr(source)) == (3, "ConcatSource(3 sources)")
-    parts = [RangeSource(2), {"index": np.array([7, 8])}, [{"index": 9}]]
-    source = dataload.concat(parts)  # takes what a loader takes
-    assert indices_of(source) == [0, 1, 7, 8, 9]
-    assert source.read_batch([4, 0, 2])["index"].tolist() == [9, 0, 7]
-    assert source.shard_lengths == (2, 2, 1)
-    assert source.fields == RangeSource(1).fields
-    fingerprints = {dataload.concat(some).fingerprint() for some in (parts, parts, parts[::-1], parts[:1])}
-    assert len(fingerprints | {RangeSource(2).fingerprint()}) == 4
 
 
 MIXED_FIELDS = ConcatSource([MemorySource([{"x": 1}]), MemorySource([{"y": 1}])])
@@ -169,26 +124,6 @@ def test_what_is_refused(call, message):
         call()
     assert "step" not in message or caught.value.key == "step"
     assert MIXED_FIELDS.read_batch([1])["y"].tolist() == [1]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_keys_are_left_out_unless_all_parts_have_them(tmp_path, order):
-    for name in ("a.tar", "b.syr"):
-        with dataload.create(tmp_path / name) as writer:
-            writer.extend({"x": np.arange(i, i + 3), "y": np.array(i)} for i in range(40))
-    tar = dataload.open(tmp_path / "a.tar", decode="auto")
-    parts = [tar, dataload.open(tmp_path / "b.syr")][::order]
-    source = dataload.concat(parts)
-    assert [*source.fields] == ["x", "y"]
-    assert {*map(tuple, source.read([0, 79, 3]))} == {("x", "y")}
-    batch = source.read_batch([0, 41, 79])
-    assert [*batch] == ["x", "y"]
-    assert batch["y"].tolist() == [0, 1, 39]
-    with pytest.raises(ConfigError, match="has no field '__key__'"):
-        source.read_batch([0, 79], ["__key__"])
-    assert dataload.concat([tar, tar]).read_batch([40])["__key__"] == [tar[0]["__key__"]]
-    with Loader(dataload.mix([(parts[0], 1), (parts[1], 3)]), batch_size=20, shuffle=True, epochs=1) as loader:
-        assert {tuple(batch) for batch in loader} == {("x", "y")}
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -301,8 +236,3 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
             for epoch, steps in enumerate(blocks)
             for step in steps
         ]
-
-
-def test_a_part_that_is_never_read_ends_the_planning():
-    parts = StepsByComponent((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]), [0, 1])
-    assert len([*parts.of(1)]) == 32

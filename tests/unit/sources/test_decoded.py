@@ -1,8 +1,6 @@
 """Decoded parts of files: which stay, and who decodes them; and records that are gathered span by span."""
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import numpy as np
 import pytest
@@ -31,23 +29,6 @@ def test_the_parts_used_last_stay_within_the_limit():
     assert decoded == list("abcbxaa")
     assert len(data := pickle.dumps(cache)) < 200
     assert pickle.loads(data).get("a", lambda: ("B", 1)) == "B"  # has no parts
-
-
-def test_a_part_is_decoded_by_one_thread_and_again_after_an_error():
-    cache, barrier, decoded = DecodedCache(10), Barrier(4), []
-
-    def get(_):
-        barrier.wait()
-        return cache.get("a", lambda: decoded.append("a") or ("A", 1))
-
-    def fail():
-        raise ValueError("damaged")
-
-    with pytest.raises(ValueError, match="damaged"):
-        cache.get("a", fail)
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(get, range(4))] == ["A"] * 4
-    assert decoded == ["a"]
 
 
 LONG = np.arange(300.0)

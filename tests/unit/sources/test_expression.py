@@ -103,14 +103,6 @@ def test_every_source_selects_what_python_does(sources, tree):
         assert source.filter(condition).indices.tolist() == want, source
 
 
-def test_bools_of_arrow_may_begin_anywhere():
-    bools = np.random.default_rng(0).integers(0, 2, 100).astype(bool)
-    chunks = [pa.array(bools)[start:stop] for start, stop in ((0, 3), (3, 3), (3, 20), (20, 89))]
-    assert field("b").matches_arrow({"b": pa.chunked_array(chunks)}.get).tolist() == bools[:89].tolist()
-    assert field("b").matches_arrow({"b": pa.array(bools)[13:]}.get).tolist() == bools[13:].tolist()
-    assert field("b").matches_arrow({"b": pa.array([], pa.bool_())}.get).tolist() == []
-
-
 def test_views_ask_their_parents(sources):
     condition = field("n") == 3
     for source in sources:

@@ -10,16 +10,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from line_source import LineBackend, LineFile, LineSource
+from line_source import LineBackend, LineSource
 
 from dataload._util import threads
 from dataload._util.caches import pickling_for_worker
-from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import file_source as files
 from dataload.sources import shards
 from dataload.sources.file_source import FileSource
 from dataload.testing.child import ReadReport, read_in_fork
-from dataload.types import FieldSpec
 
 
 def record(i):
@@ -96,18 +95,6 @@ def test_worker_processes_refuse_a_file_that_was_replaced_after_it_was_opened(ma
         assert tags(pickle.loads(pickled).read([3])) == [6]
 
 
-def test_one_path_or_several(make):
-    [path] = make(3)
-    for paths in (path, str(path), [path], (str(path),)):
-        source = LineSource(paths)
-        assert (source.paths, len(source)) == ((str(path),), 3)
-    shards = LineSource(make(2, 0, 3, 1))
-    assert shards.shard_lengths == (2, 0, 3, 1)
-    assert tags(shards.read([5, 0, 2, 2, -1])) == [5, 0, 2, 2, 5]
-    batch = shards.read_batch([4, 1])
-    assert (batch["x"][:, 0, 0].tolist(), batch["data"]) == ([4, 1], [b"tail", b"tail"])
-
-
 @pytest.mark.parametrize(
     ("paths", "fields", "error", "message"),
     [
@@ -129,39 +116,6 @@ def test_what_cannot_be_opened(make, paths, fields, error, message):
         assert caught.value.key in ("paths", "fields")
     else:
         assert caught.value.path == names[-1]
-
-
-def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
-    [path] = make(3)
-    data = path.read_bytes()
-    path.write_bytes(data[:-1])
-    source = LineSource(path)
-    with pytest.raises(CorruptFileError):
-        len(source)
-    path.write_bytes(data)
-    assert len(source) == 3
-    source.close()
-    with pytest.raises(ClosedSourceError, match=r"LineSource\('.*0\.lines'\) is closed: open it again to read"):
-        pickle.loads(pickle.dumps(source))[0]
-
-
-def test_fields_are_those_of_the_first_shard_with_records(make):
-    class Knowing(LineFile):
-        @property
-        def fields(self):
-            return super().fields if len(self) else {"nothing": FieldSpec("unknown")}
-
-    class Source(LineSource):
-        def _open_shard(self, path):
-            return Knowing(path)
-
-    paths = make(0, 2, 0, 1)
-    for source, names in (
-        (Source(paths), ["x", "data"]),
-        (Source(paths, fields=["data"]), ["data"]),
-        (Source(paths[:1]), ["nothing"]),
-    ):
-        assert list(source.fields) == names
 
 
 @pytest.mark.parametrize("read_before", [False, True])
@@ -223,19 +177,6 @@ def test_fingerprint_names_content_and_options(make, tmp_path):
     assert LineSource([renamed, paths[1]]).fingerprint() != one
 
 
-def test_repr_stays_short():
-    long = repr(LineSource(["/d" * 200 + "/end.lines"] * 1000))
-    assert long.endswith("/end.lines', 1000 shards)")
-    many = Optional("/x" * 50, codec="c" * 500, shapes={str(i): i for i in range(100)}, more="m" * 99)
-    assert max(len(long), len(repr(many))) < 200
-    for source, text in (
-        (LineSource("a.lines"), "LineSource('a.lines')"),
-        (LineSource(["a.lines", "b.lines"], fields=["x"]), "LineSource('a.lines', 2 shards, 1 fields)"),
-        (Optional("a", codec=len, other={"x": max}), "Optional('a', codec=builtins.len, other={'x': 'builtins.max'})"),
-    ):
-        assert repr(source) == text
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Opening each shard takes so many seconds."""
@@ -283,21 +224,6 @@ def test_slow_shards_are_opened_side_by_side_and_the_error_is_that_of_the_first(
         paths[shard].write_bytes(b"zz\nend")
     with pytest.raises(CorruptFileError, match=rf"{paths[2]}, record 0"):
         len(Slow(paths))
-
-
-def test_shards_that_open_fast_are_opened_by_this_thread(make, clock):
-    clock(0.0)
-    used = set()
-
-    class Noting(LineSource):
-        """Notes the threads that open shards."""
-
-        def _open_shard(self, path):
-            used.add(threading.get_ident())
-            return super()._open_shard(path)
-
-    assert len(Noting(make(*[1] * 100))) == 100
-    assert used == {threading.get_ident()}
 
 
 def test_more_shards_than_may_be_open(make, monkeypatch):

@@ -6,9 +6,7 @@ import pytest
 from made_files import pack
 
 import dataload
-from dataload import CorruptFileError, MemorySource, RangeSource
-from dataload.errors import ClosedSourceError
-from dataload.sources import ConcatSource
+from dataload import CorruptFileError
 from dataload.sources.base import Source
 from dataload.sources.shards import Location, locate
 
@@ -41,28 +39,6 @@ def places(source):
     return [source.locate(index)[:3] for index in range(len(source))]
 
 
-def test_the_default_follows_from_the_shards():
-    source = Sharded()
-    assert places(source) == [(f"shard {s}", n, None) for s, length in enumerate(LENGTHS) for n in range(length)]
-    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
-    assert source.locate(-1) == source.locate(np.int64(4)) == Location("shard 2", 1, None)
-    for index in (5, -6):
-        with pytest.raises(IndexError, match=f"index {index} is out of range for 5 records"):
-            source.locate(index)
-    with pytest.raises(TypeError):
-        source.locate(1.0)
-
-
-def test_slices_and_concatenations_ask_their_parents(tmp_path):
-    path = write(tmp_path / "a.syr", 5)
-    whole = dataload.open(path)
-    assert places(whole[1:4]) == places(whole)[1:4]
-    assert places(whole[::-2]) == places(whole)[::-2]
-    both = ConcatSource([RangeSource(2), whole[3:], Sharded()])
-    assert places(both) == places(RangeSource(2)) + places(whole)[3:] + places(Sharded())
-    assert places(both[3:])[0] == (str(path), 4, None)
-
-
 @pytest.mark.parametrize(
     ("options", "keys"), [({}, "abc"), ({"fields": ["cls"]}, "abc"), ({"fields": ["txt"], "missing": "skip"}, "ac")]
 )
@@ -76,11 +52,6 @@ def test_tar_gives_the_samples_key(tmp_path, options, keys):
     ]
 
 
-def test_torchrecord_gives_sub_database_and_key(tmp_path):
-    found = places(dataload.open(write(tmp_path / "a.torchrecord", 12, db_num=2)))
-    assert [key for _, _, key in found] == [f"db{number}/{key}" for number in range(2) for key in range(6)]
-
-
 @pytest.mark.parametrize("names", [["7", "10", "9"], ["b", "a", "c\udc80"], ["0001", "0000"]])
 def test_lmdb_gives_the_key(tmp_path, names):
     path = str(tmp_path / "a.lmdb")
@@ -92,22 +63,6 @@ def test_lmdb_gives_the_key(tmp_path, names):
     texts = [record.decode(errors="backslashreplace").removeprefix("value of ") for record in source]
     assert len(texts) == len(names)
     assert places(source) == [(path, index, text) for index, text in enumerate(texts)]
-
-
-def test_nothing_is_read_and_damage_does_not_matter(tmp_path, monkeypatch):
-    """The table tells the location, even if the data are gone."""
-    tar, syr = pack(tmp_path / "a.tar", [(f"s{n}.txt", b"") for n in range(3)]), write(tmp_path / "b.syr", 4)
-    for source in (dataload.open(tar), dataload.open(syr)):
-        for method in ("read", "read_batch", "__getitem__"):
-            monkeypatch.setattr(type(source), method, lambda *_: pytest.fail("a record was read"))
-        assert [record for _, record, _ in places(source)] == list(range(len(source)))
-    source = dataload.open(tar, index=False)
-    assert source.locate(2).key == "s2"
-    tar.write_bytes(tar.read_bytes()[:600])
-    assert source.locate(2)[:3] == (str(tar), 2, "s2")
-    source.close()
-    with pytest.raises(ClosedSourceError):
-        source.locate(0)
 
 
 def found_by(function):

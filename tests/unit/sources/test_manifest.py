@@ -10,15 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataload.catalog.checks import STORED_OPTIONS, MapEntry
+from dataload.catalog.checks import MapEntry
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
 from dataload.catalog.manifest import MOST_BYTES, Manifest
-from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.discover import harmless_options
 from dataload.sources.memory import MemorySource
-from dataload.sources.registry import built_in_formats
 from dataload.types import FieldSpec
 
 HASH = "12ab" * 16
@@ -148,12 +146,6 @@ def test_what_is_refused(path, value, message):
     assert len(text) < 700
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b'{"version": ' + b"9" * 5000 + b"}", b"{}x"])
-def test_what_is_not_json(data):
-    with pytest.raises(CorruptFileError, match=r"^m: a manifest is JSON, but this is not \(.*\); if the shards are"):
-        Manifest.parse(data, "m")
-
-
 ONE, TWICE = ({"a" * n: FieldStatistics(records=1)} for n in (1, 2))
 MANY = merge_fields({str(n): FieldStatistics(records=1) for n in range(999)}, ONE)
 
@@ -170,13 +162,6 @@ MANY = merge_fields({str(n): FieldStatistics(records=1) for n in range(999)}, ON
 def test_what_contradicts_itself_or_is_too_large(make, message):
     with pytest.raises((ConfigError, CorruptFileError), match=re.escape(message)):
         make()
-
-
-def test_paths_and_caches_are_no_business_of_a_manifest():
-    known = {name for each in built_in_formats() for name in each.reader_options.names()}
-    harmless = {name for each in built_in_formats() for name in harmless_options(each)}
-    assert {*STORED_OPTIONS} <= known
-    assert not {*STORED_OPTIONS} & harmless
 
 
 def test_stale_shards():
@@ -267,20 +252,3 @@ def test_statistics_that_are_impossible(path, message, values):
     for value in values:
         with pytest.raises(ConfigError, match=re.escape(message)):
             DataSetStatistics.parse(changed(statistics().to_json(), path, value))
-
-
-def test_what_is_too_much_is_left_out(monkeypatch):
-    monkeypatch.setattr("dataload.catalog.statistics.MOST_LABELS", 1000)
-    ids = measure(MemorySource([{"id": np.array(i), "x": np.zeros(i)} for i in range(1500)])).fields
-    assert ids["id"].labels is None
-    assert ids["x"].shapes is None
-    assert ids["x"].axes == ((0, 1499),)
-    assert len(MANY) == 1000
-
-
-def test_mean_and_deviation():
-    numbers = measure(MemorySource([{"x": np.array([1.0, 3.0, np.nan, np.inf])}])).fields["x"].numbers
-    assert (numbers.mean, numbers.std, numbers.nan, numbers.infinite) == (2, 1, 1, 1)
-    assert Numbers().mean is None
-    huge = measure(MemorySource([{"x": np.array([1e300, -1e300])}])).fields["x"].numbers
-    assert (huge.mean, huge.std, huge.maximum) == (0, None, 1e300)

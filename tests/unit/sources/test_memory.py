@@ -33,14 +33,6 @@ def test_columns_and_records_are_the_same_data():
     assert by_rows.fingerprint() == by_columns.fingerprint()
 
 
-@pytest.mark.parametrize("column", [np.array(["a", "b"]), np.array([b"a", b"b"]), np.array(["a", None], object)])
-def test_text_in_an_array_is_text(column):
-    source = MemorySource({"y": column})
-    same(source[0], {"y": column.tolist()[0]})
-    same(source.read_batch([1, 0]), {"y": column.tolist()[::-1]})
-    same(MemorySource({"y": np.arange(3)})[1], {"y": np.array(1)})  # an array as from a file
-
-
 def test_fields_are_chosen_in_order():
     for source in (MemorySource(data, fields=["n", "t"]) for data in (RECORDS, COLUMNS)):
         assert list(source[0]) == list(source.fields) == list(source.read_batch([0, 1])) == ["n", "t"]
@@ -125,15 +117,6 @@ def test_a_table_of_another_library(library):
         assert MemorySource(module.DataFrame({"x": [1, 2]}, index=[7, 9])).fields.keys() == {"x"}
 
 
-def test_columns_are_taken():
-    with Loader({"x": np.arange(6), "y": list("abcdef")}, batch_size=4) as loader:
-        assert [batch["y"] for batch in loader] == [list("abcd"), list("ef")]
-    for columns in ({"x": pytest.importorskip("pandas").Series(range(3))}, pa.record_batch({"x": range(3)})):
-        assert loadable(columns).read_batch([2])["x"].tolist() == [2]
-    with pytest.raises(ConfigError, match="columns differ in length"):
-        Loader({"x": [1], "y": [1, 2]}, batch_size=1)
-
-
 class OneByOne:
     def __len__(self):
         return len(RECORDS)
@@ -182,11 +165,6 @@ def test_any_source_becomes_one_of_dataload(kind):
     assert source.read_ahead(steps, None, here=True) == ((steps, None, True, 1.0) if kind is Many else None)
     source.close()
     assert getattr(data, "closed", True)
-
-
-@pytest.mark.parametrize("data", [RECORDS, ["a text", "another"], np.arange(3), {0: "a", 1: "b"}, RangeSource(3), ()])
-def test_what_has_records_by_index_is_left_alone(data):
-    assert loadable(data) is data
 
 
 @pytest.mark.parametrize(
@@ -245,18 +223,6 @@ def test_many_sources_of_the_same_columns_are_read_at_once_and_keep_their_record
         assert [record["name"] for record in source] == [record["name"] for record in other]
     again = pickle.loads(pickle.dumps(both))
     assert [*again.read_batch(rows)["name"]] == [expected[row]["name"] for row in rows]
-
-
-def test_sources_of_other_columns_are_read_one_by_one():
-    ints, floats = dataload.MemorySource({"x": np.arange(3)}), dataload.MemorySource({"x": np.arange(3) + 0.5})
-    listed = dataload.MemorySource([{"x": np.array(7)}])
-    for sources in ([ints, listed], [ints, ints], [dataload.MemorySource({"x": np.arange(3)}, fields=["x"]), ints]):
-        both = dataload.concat(sources)
-        expected = [float(record["x"]) for source in sources for record in source]
-        assert [float(record["x"]) for record in both] == expected
-        assert both.read_batch(np.arange(len(both)))["x"].tolist() == expected
-    with pytest.raises(ValueError, match="row 0 is int64"):
-        dataload.concat([ints, floats]).read_batch(np.arange(6))
 
 
 class Pair(NamedTuple):

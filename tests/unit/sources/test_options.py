@@ -7,9 +7,9 @@ import io
 import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import UnionType
-from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,13 @@ from made_files import pack
 
 import dataload
 from dataload import ConfigError
-from dataload._util.settings import check_setting
 from dataload.convert import convert
 from dataload.errors import CorruptFileError, SourceError
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
-from dataload.sources.options import Options
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens import TokenOptions
-
-if TYPE_CHECKING:
-    from fractions import Fraction
 
 VALUES = {
     **{type(value): value for value in (True, 999, "text", 1.5, None, [object()], b"x", object())},
@@ -155,31 +150,6 @@ def test_every_setting_of_a_loader():
                 with pytest.raises((ConfigError, TypeError)) as caught:
                     dataload.Loader(source, **{**given, name: value})
                 assert name.split("_")[0] in str(caught.value), (name, value, str(caught.value))
-
-
-def test_values_of_numpy_and_annotations_of_others():
-    check_setting("x", np.int64(3), int)
-    check_setting("x", np.bool_(True), bool)
-    check_setting("x", (np.int64(3),), Sequence[int])
-    check_setting("x", 3, "an annotation that is only text")
-    assert type(check_setting("x", np.float32(0.5), float)) is float
-    with pytest.raises(ConfigError, match=r"^x must be an integer, got 2\.5$"):
-        check_setting("x", 2.5, int)
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Foreign(Options):
-        ratio: Fraction | None = None
-
-    assert Foreign.parse({"ratio": "1/3"}, "theirs").ratio == "1/3"
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Loose(Options):
-        level: int = None
-
-    assert Loose.parse({}, "theirs").level is None, "a default is what its author wants"
-    assert Loose.parse({"level": np.int8(3)}, "theirs") == Loose(level=3)
-    with pytest.raises(ConfigError, match=r"^level must be an integer, got 2\.5$"):
-        Loose(level=2.5)
 
 
 LIMIT = 1_000

@@ -130,16 +130,6 @@ def test_the_end_of_an_epoch_looks_at_all_files(tmp_path, suffix, num_workers, e
             next(batches)
 
 
-def test_the_end_of_an_epoch_allows_files_that_are_replaced_or_decoded(tmp_path):
-    for suffix, replace in ((".syr", lambda path, new: os.replace(new, path)), (".csv", overwrite)):
-        (tmp_path / suffix).mkdir()
-        path, new, source = opened(tmp_path / suffix, suffix)
-        batches = iter(dataload.Loader(source, batch_size=len(source), epochs=1))
-        next(batches)
-        replace(path, new)
-        assert next(batches, None) is None
-
-
 @pytest.fixture
 def several(tmp_path, monkeypatch):
     """Open ten shards, of which three may be open, and three mapped."""

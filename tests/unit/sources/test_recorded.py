@@ -1,7 +1,6 @@
 """What our writers record in their files about how to read them."""
 
 import json
-import tarfile
 
 import lmdb
 import numpy as np
@@ -62,15 +61,6 @@ def test_bytes_and_codecs_of_users_are_not_recorded(tmp_path, suffix):
         assert recorded(write(tmp_path / f"{number}.{suffix}", records, **options)) == {}
 
 
-def test_the_package_reads_the_same_array_record(tmp_path):
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    path = write(tmp_path / "a.array_record", codec="npz")
-    reader = ArrayRecordReader(str(path))
-    assert reader.ok()
-    assert [reader.read([i])[0] for i in range(reader.num_records())] == list(dataload.open(path, codec="raw"))
-
-
 @pytest.mark.parametrize(
     "options", ["group_size:1", "group_size:1,uncompressed", "group_size:4", "group_size:1,brotli:9"]
 )
@@ -81,25 +71,6 @@ def test_padding_is_built_as_the_package_does(tmp_path, options):
     assert block[start:] == padding, "with the hashes of the package"
     assert build_padding(block[:-1], b"") is build_padding(b"", b"") is build_padding(bytes(BLOCK_SIZE), b"") is None
     assert build_padding(block, bytes(BLOCK_SIZE)) is None
-
-
-def test_others_see_no_more_members_in_an_archive(tmp_path):
-    path = write(tmp_path / "a.tar")
-    with tarfile.open(path) as archive:
-        assert archive.getnames()[:2] == ["00000000.features.npy", "00000000.label.cls"]
-        assert archive.pax_headers == {"comment": 'dataload: {"decode": "written"}'}
-    (tmp_path / "a.idx").unlink()
-    assert [record["label"] for record in dataload.open(path)] == [0, 1, 2, 3, 4]
-
-
-def test_images_and_raw_samples_stay_bytes(tmp_path):
-    path = write(tmp_path / "a.tar", [IMAGE])
-    record = dataload.open(path)[0]
-    assert (record["image.png"], record["label"], record["caption"]) == (b"no image", 3, "cat")
-    assert dataload.open(path, decode=None)[0]["label.cls"] == b"3"
-    raw = write(tmp_path / "b.tar", [{"__key__": "a", "json": b"{}", "png": b""}])
-    assert recorded(raw) == {}
-    assert dataload.open(raw)[0]["json"] == b"{}"
 
 
 def test_conversions_keep_what_is_recorded(tmp_path):

@@ -133,12 +133,6 @@ def test_a_filter_asks_only_for_its_fields():
     assert len(ragged.filter(lambda record: [*record] == ["x"] and len(record["x"]) > 4, fields=["x"])) == 4
 
 
-@pytest.mark.parametrize("odd", [int, np.int64, np.bool_, np.array, bool])
-def test_predicates_may_return_one_and_zero(odd):
-    found = RangeSource(1000).filter(lambda record: odd(record["index"] % 2), fields=["index"])
-    assert [record["index"] for record in found] == [*range(1, 1000, 2)]
-
-
 @pytest.mark.parametrize(
     ("act", "settings", "message"),
     [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload._util.caches import pickling_for_worker
-from dataload.errors import ChangedFileError, ClosedSourceError, CorruptFileError, SourceNotFoundError
+from dataload.errors import ChangedFileError, CorruptFileError, SourceNotFoundError
 from dataload.storage.core import can_map
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -178,29 +178,6 @@ def test_all_shards_are_read_together(written, none_alone, name):
                 assert [*source.read_batch([3, 0], [field])] == [field]
 
 
-@given(st.sampled_from([*FORMATS]), st.lists(st.integers(0, sum(LENGTHS) - 1), min_size=1, max_size=40))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_rows_are_those_of_the_shards_alone(written, name, indices):
-    paths, expected = written(name)
-    with dataload.open(paths, **FORMATS[name][2]) as source:
-        indices = [index % len(source) for index in indices]
-        for record, index in zip(source.read(indices), indices, strict=True):
-            assert same(record, expected[index])
-
-
-def test_shards_that_differ_are_read_alone(tmp_path):
-    with dataload.create(tmp_path / "0.tar") as writer:
-        writer.extend({"a": b"x", "b": bytes([i])} for i in range(4))
-    with dataload.create(tmp_path / "1.tar") as writer:  # its samples differ
-        writer.extend({"a": b"y", **({"b": b"z"} if i else {})} for i in range(4))
-    with dataload.create(tmp_path / "2.tar") as writer:
-        writer.extend({"b": bytes([i]), "a": b"z"} for i in range(4))
-    with dataload.open([tmp_path / f"{shard}.tar" for shard in range(3)], missing="empty") as source:
-        records = source.read(np.arange(12)[::-1])[::-1]
-        assert [record["a"] for record in records] == [b"x"] * 4 + [b"y"] * 4 + [b"z"] * 4
-        assert [record.get("b") for record in records[4:]] == [None, *[b"z"] * 3, b"\0", b"\1", b"\2", b"\3"]
-
-
 DAMAGE = {
     "tar": ("cls", b"17", b"1x"),
     "tfrecord example": ("x", b"x", b"\xff"),
@@ -267,25 +244,6 @@ def test_threads_read_while_decoded_columns_are_forgotten(tmp_path, kept):
     source.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*has nulls")
-def test_files_whose_columns_differ_in_form_are_read_together(tmp_path, none_alone):
-    """Floats and nulls of another file in the same column, and integers whose nulls are not asked for."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    for name, numbers, texts in (("0", [1, 2], ["a", "b"]), ("1", [3, None], ["c", None]), ("2", [5, 6], ["d", "e"])):
-        table = {"n": pa.array(numbers, pa.int64()), "s": pa.array(texts), "f": pa.array(numbers, pa.float32())}
-        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
-    with dataload.open(tmp_path) as source:
-        for _ in range(2):  # decoded, then in memory
-            batch = source.read_batch([5, 0, 2, 1])
-            assert (batch["n"].tolist(), [*batch["s"]]) == ([6, 1, 3, 2], ["e", "a", "c", "b"])
-            assert np.isnan(source.read_batch([3, 0], ["f"])["f"]).tolist() == [True, False]
-    with dataload.open(tmp_path, nulls="mask") as source:
-        for _ in range(2):
-            batch = source.read_batch([3, 5, 0], ["s_is_null", "s", "n", "n_is_null"])
-            assert (batch["n"].tolist(), [*batch["s"]]) == ([0, 6, 1], ["", "e", "a"])
-            assert batch["n_is_null"].tolist() == batch["s_is_null"].tolist() == [True, False, False]
-
-
 def read_for_long(source, indices):
     while True:  # the test's own time limit ends it
         source.read_batch(indices)
@@ -343,12 +301,6 @@ def linked(name):
         return os.readlink(f"/proc/self/fd/{name}")
     except OSError:  # closed meanwhile
         return ""
-
-
-def test_a_pickled_source_reads_together_too(written, none_alone):
-    paths, expected = written("tar")
-    with pickle.loads(pickle.dumps(dataload.open(paths))) as source:
-        assert all(map(same, source.read([31, 0, 8]), [expected[31], expected[0], expected[8]]))
 
 
 def test_shards_that_an_index_lists_are_read_together(none_alone):
@@ -431,12 +383,3 @@ def test_sources_with_other_options_or_fields_are_read_one_by_one(tmp_path):
             ["x", "b", "s", "cls"],  # keys are left out, because not all have them
             ["cls", "b"],
         ]
-
-
-def test_a_closed_concatenation_is_closed(tmp_path):
-    with dataload.concat([dataload.open(path) for path in write(tmp_path, "syrah")]) as source:
-        assert len(source.read([0, 31])) == 2
-        with pickle.loads(pickle.dumps(source)) as again:
-            assert again.read_batch([31, 0], ["n"])["n"].tolist() == [31, 0]
-    with pytest.raises(ClosedSourceError):
-        source.read([0])

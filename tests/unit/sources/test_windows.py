@@ -1,7 +1,6 @@
 """Sequences: their lengths, beside itertools.groupby, and windows over them, compared with a loop over records."""
 
 import itertools
-import os
 import pickle
 import re
 
@@ -11,13 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from made_files import pack, same
 
-from dataload import ConfigError, Loader, MemorySource, RangeSource, windows
+from dataload import ConfigError, MemorySource, RangeSource, windows
 from dataload.collate import default_collate
 from dataload.sources import ConcatSource
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.sequences import record_lengths, sequence_lengths
-from dataload.streams import StreamSampler
 from dataload.testing import check_source
 from dataload.types import StepsAhead
 
@@ -68,18 +66,6 @@ class Batched:
         return [self.records[index] for index in indices]
 
 
-def test_columns_are_read_where_there_are_some():
-    class Columns(MemorySource):
-        def _read(self, indices):
-            raise AssertionError("records are read one by one")
-
-    numbers = np.random.default_rng(0).integers(0, 3, 5000)
-    source = Columns({"episode": numbers, "words": [str(n) for n in numbers], "rows": numbers[:, None] + [0, 1]})
-    for field in ("episode", "words", "rows"):
-        assert sequence_lengths(source, field=field).tolist() == runs(numbers.tolist())
-    assert sequence_lengths(ConcatSource([source[:10], source[10:]]), field="rows").tolist() == runs(numbers.tolist())
-
-
 KEYS = ["ep_1/f-0001", "ep_1/f-0002", "ep_1/g-0003", "ep_2/g-0001", "ep_2/g-0007", "ep_10/g-0008"]
 
 
@@ -98,40 +84,6 @@ def test_keys(keyed, key, lengths):
     assert sequence_lengths(keyed, key=key).tolist() == lengths
     with pytest.raises(ConfigError, match=r"key 'ep_2/g-0001' of record 3 does not match 'ep_\(1\)\?"):
         sequence_lengths(keyed, key=r"ep_(1)?\d*")
-
-
-@pytest.mark.parametrize(
-    ("keys", "lengths"), [("a.1 a.2 a-3", [3]), ("a/1 b/1", [1, 1]), ("a_b_01 a_c_01", [1, 1]), ("/1 _2", [2])]
-)
-def test_numbered_keys(keys, lengths):
-    assert sequence_lengths([{"__key__": key} for key in keys.split()], key=True).tolist() == lengths
-
-
-def test_keys_cost_no_data(tmp_path):
-    source = TarSource(archive(tmp_path / "a.tar", [f"{i // 7}/{i}" for i in range(3000)]))
-    assert len(source) == 3000
-    os.truncate(tmp_path / "a.tar", 600)
-    assert sequence_lengths(source, key=True).tolist() == [7] * 428 + [4]
-
-
-def test_shards(tmp_path):
-    paths = [archive(tmp_path / f"{n}.tar", [f"k{i}" for i in range(n)]) for n in (3, 1)]
-    assert sequence_lengths(TarSource(paths), shards=True).tolist() == [3, 1]
-    assert sequence_lengths(RangeSource(5)[1:3], shards=True).tolist() == [2]
-    assert sequence_lengths(RangeSource(5), shards=True).dtype == np.int64
-
-
-def test_lengths_of_arrays_bytes_and_text():
-    texts = ["", "a", "äöü"] * 200  # several blocks
-    source = MemorySource(
-        [{"x": np.zeros((i % 7, 2)), "text": text, "data": text.encode()} for i, text in enumerate(texts)]
-    )
-    for name, lengths in (("x", [i % 7 for i in range(600)]), ("text", [0, 1, 3] * 200), ("data", [0, 1, 6] * 200)):
-        assert record_lengths(source, name).tolist() == lengths
-        assert record_lengths(source, name).dtype == np.int64
-    parts = [MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([3, 1], [], [4])]
-    assert record_lengths(ConcatSource(parts), "x").tolist() == [3, 1, 4]
-    assert record_lengths(parts[1], "x").shape == (0,)
 
 
 def lengths_of_x(records):
@@ -289,14 +241,6 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
     asked.clear()
     batch = source.read_batch([3, 4])
     assert (asked, batch["x"].tolist(), batch["y"].tolist()) == ([3, 4, 5], [[3, 4], [4, 5]], [-3, -4])
-
-
-def test_windows_feed_streams():
-    source = windows(episodes(), [15, 1, 24], 4)
-    sampler = StreamSampler(sequence_lengths=sequence_lengths(source), rows=2, seed=0)
-    with Loader(source, sampler=sampler, epochs=1) as loader:
-        rows = [batch["action"][:, 0][batch["valid"]].tolist() for batch in loader]
-    assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]
 
 
 def test_reads_ahead_what_windows_need():

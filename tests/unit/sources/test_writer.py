@@ -90,16 +90,6 @@ def test_nothing_shows_before_close(writer_of, tmp_path):
         writer.write("a")
 
 
-def test_a_record_that_is_refused_is_not_counted(path):
-    with Lines(path) as writer:
-        writer.write("a")
-        with pytest.raises(ConfigError):
-            writer.write(ConfigError("no"))
-        writer.write("b")
-        assert len(writer) == 2
-    assert read(path) == "a\nb\n"
-
-
 @pytest.mark.filterwarnings("error")
 def test_leaving_by_an_exception_writes_nothing(writer_of, path):
     writer = writer_of(path)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refuses
 
-from dataload.codecs import example, msgpack
+from dataload.codecs import example
 from dataload.codecs.codec import resolve_codec
 from dataload.collate import default_collate
 from dataload.errors import (
@@ -117,23 +117,6 @@ def test_what_does_not_fit(path, examples, name, options, error, message):
     assert "[" not in name or caught.value.key == "paths"
 
 
-def test_fields_are_chosen(examples, path, records):
-    with ArrayRecordSource(examples, codec="example") as source:
-        assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "label": "int64 (1)"}
-        request = np.random.default_rng(0).integers(0, 700, 400)  # labels are of one byte and of two
-        np.testing.assert_equal(source.read(request), [fields(index) for index in request])
-    with ArrayRecordSource(examples, codec="example", fields=["label"]) as source:
-        assert list(source.fields) == ["label"]
-        np.testing.assert_equal(source.read([5, 2]), [{"label": [5]}, {"label": [2]}])
-        np.testing.assert_equal(source.read_batch(range(9)), {"label": np.arange(9)[:, None]})
-    with ArrayRecordSource(examples) as source, pytest.raises(ConfigError, match="records are bytes, not fields"):
-        source.read_batch([0], fields=["label"])
-    with ArrayRecordSource(path, codec=len) as source:
-        assert source.fields == {}
-        assert source.read([3, 1]) == [len(records[3]), len(records[1])]
-        np.testing.assert_array_equal(source.read_batch([3, 1]), [len(records[3]), len(records[1])])
-
-
 @pytest.mark.parametrize(
     ("raised", "kind", "message"),
     [
@@ -169,17 +152,6 @@ def test_a_file_cut_while_it_is_open(tmp_path, records):
         for request in ([99], range(100), [0, 98, 99]):
             for cut in (source, mapped):
                 refuses(cut, request, message, ChangedFileError)
-
-
-def test_records_that_do_not_decode(tmp_path):
-    good = [msgpack.encode({"a": index}) for index in range(20)]
-    path = write_records(tmp_path / "x", [*good[:9], b"\xc1", *good[10:]])
-    with ArrayRecordSource(f"{path}[4:20]", codec="msgpack") as source:
-        assert source[0] == {"a": 4}
-        refuses(source, [0, 1, 5, 6], r"x, record 9: invalid msgpack \(1 bytes\)", path=path, index=9)
-    # A first record that is damaged does not keep the others from being read.
-    with ArrayRecordSource(f"{path}[9:20]", codec="msgpack") as source:
-        assert (source.fields, source[1]) == ({}, {"a": 10})
 
 
 RECORDS = [b"", b"a", bytes(range(256)) * 300, b"last"]
@@ -448,16 +420,6 @@ def test_files_are_read_alike_without_zstandard(tmp_path, records, options, monk
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with ArrayRecordSource(path) as source:
         assert (source.read(range(50)), source.fingerprint(), source.reads_in_order) == wanted
-
-
-@pytest.mark.parametrize(("byte", "part"), [(20, "header"), (55, "data")])
-def test_hashes_of_compressed_chunks_are_compared(tmp_path, no_package, byte, part):
-    records = [bytes([index]) * 300 for index in range(20)]
-    path = damaged(tmp_path, write_records(tmp_path / "x", records), 64 + byte)
-    with ArrayRecordSource([path, str(tmp_path / "x")]) as source:
-        for request in ([0], [5, 0, 30], range(40)):
-            refuses(source, request, f"record 0: the hash of the chunk's {part} is", path=path, index=0, offset=64)
-        assert source.read([1, 19, 20]) == [records[1], records[19], records[0]]
 
 
 def hash_of(data):

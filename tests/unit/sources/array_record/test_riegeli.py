@@ -14,9 +14,7 @@ from dataload.codecs.wire import encode_varint
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     Decompressor,
-    Selection,
     footer_offset,
-    parse_selection,
 )
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, parse_chunks, pieces
 
@@ -142,19 +140,6 @@ def test_footers_that_no_writer_writes(made, options):
     # 43 bytes before the first record, 44 before the second
     assert parsed(file_of(GOOD)).edges.tolist() == [64, 207, 1000]
     assert parsed(file_of(made, **options)) is None
-
-
-@pytest.mark.parametrize(
-    ("path", "selection"),
-    [
-        *(("a[2:5]", ("a", 2, 5)), ("a[00:02]", ("a", 0, 2)), ("a\nb[1:2]", ("a\nb", 1, 2))),
-        ("a[1:2][3:3]", ("a[1:2]", 3, 3)),
-        # the last digits are none that the original takes
-        *((path, (path, 0, None)) for path in ("a", "a[1:]", "a[:3]", "a[-3:2]", "a[1:2]b", "[1:2]", "a[٣:٤]")),
-    ],
-)
-def test_only_digits_make_a_slice(path, selection):
-    assert parse_selection(path) == Selection(*selection)
 
 
 @given(st.binary(max_size=200))

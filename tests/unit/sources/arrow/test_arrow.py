@@ -279,17 +279,6 @@ def test_only_chosen_columns_are_decoded_and_a_bounded_number_of_groups_is_kept(
         source.read_batch([0], ["word"])
 
 
-def test_a_damaged_page_names_its_row_group_and_record(tmp_path):
-    path = tmp_path / "a.parquet"
-    options = {"row_group_size": 20, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    pq.write_table(TABLE.select(["int"]), path, **options)
-    column = pq.read_metadata(path).row_group(1).column(0)
-    change(path, column.data_page_offset + column.total_compressed_size - 1, b"?")
-    source = ParquetSource(path)
-    assert source[5]["int"] == 5
-    refuses(source, [25], r"a\.parquet, record 25: row group 1: .*CRC checksum", index=25)
-
-
 @pytest.mark.parametrize("offset", [-1, 1000, 2**31 - 1])
 @pytest.mark.parametrize("values", [[b"ab", b"cd", b"ef"], [[1, 2], [3, 3], [4, 5]], ["ab", "cd", "ef"]])
 def test_a_value_outside_of_its_batch(tmp_path, values, offset):
@@ -450,13 +439,6 @@ def test_ragged_fields_are_lists(tmp_path):
     with dataload.create(tmp_path / "a.parquet", ragged=["x"], group_bytes=1) as writer:
         writer.extend([{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(3)}])
     assert [len(record["x"]) for record in dataload.open(tmp_path / "a.parquet")] == [2, 2, 3]
-
-
-def test_lists_of_lists_are_ragged_on_both_levels(tmp_path):
-    pq.write_table(pa.table({"x": [[[1.0, 2.0], []], [], [[3.0]]]}), tmp_path / "a.parquet")
-    with dataload.Loader(dataload.open(tmp_path / "a.parquet"), batch_size=3, collate={"x": {"ragged": 2}}) as loader:
-        ((values, inner), outer) = next(iter(loader))["x"]
-    assert (values.tolist(), inner.tolist(), outer.tolist()) == ([1, 2, 3], [0, 2, 2, 3], [0, 2, 2, 3])
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.parquet", "zip"), ("a.arrow", "snappy")])

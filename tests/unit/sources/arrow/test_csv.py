@@ -45,11 +45,6 @@ def test_a_table_without_names_warns(tmp_path, names):
         assert len(dataload.open(path)) == 1
 
 
-@pytest.mark.parametrize("names", ["0,1,2", "1,x", "nan,inf", ",0"])  # pandas counts columns without names
-def test_a_table_with_names_does_not_warn(tmp_path, names):
-    assert list(dataload.open(write(tmp_path / "a.csv", f"{names}\n{names}\n")).fields) == names.split(",")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

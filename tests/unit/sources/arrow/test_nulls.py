@@ -1,8 +1,6 @@
 """Nulls in columns: masks, values in their place, warnings and errors, compared with pyarrow's Python values."""
 
-import json
 import re
-import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -114,25 +112,6 @@ def test_values_replace_nulls_of_their_type_and_of_named_fields(path):
         source.read([0])
 
 
-def test_opening_warns_of_nulls_that_the_file_counts(path):
-    counts = "2 of 'n', 1 of 'u', 2 of 'b', 2 of 't', 2 of 'word'"
-    message = re.escape(f'has nulls ({counts}) in 6 records, and reading one is an error: pass nulls="mask"')
-    with pytest.warns(UserWarning, match=message):
-        source = dataload.open(path)
-    with pytest.raises(CorruptFileError, match=re.escape(f"record 1: field 'n' {ERROR}")):
-        source.read_batch([0, 1], ["n"])
-    assert source.read_batch([0, 1], ["f"])["f"][0] == 0.5
-    for options in ({"fields": ["f", "when", "list"]}, {"nulls": "error"}, {"nulls": "mask"}):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            opened = dataload.open(path, **options)
-    assert dataload.open(path, nulls="error").fingerprint() == source.fingerprint() != opened.fingerprint()
-    two = [path, path.with_stem("c")]
-    two[1].write_bytes(path.read_bytes())
-    with pytest.warns(UserWarning, match=r"\(4 of 'n'\) in 12 records"):
-        dataload.open(two, fields=["n"])
-
-
 @pytest.mark.parametrize(
     ("nulls", "message"),
     [
@@ -150,28 +129,6 @@ def test_settings_that_do_not_fit(tmp_path, nulls, message):
     path = paths_of(tmp_path)[0]
     with pytest.raises(ConfigError, match=f"^{message}$"):
         dataload.open(path, nulls=nulls)
-
-
-@pytest.mark.parametrize("rows", [[3], [0, 1, 3], [4, 3]])
-def test_a_null_in_an_array_of_several_axes_names_its_record(tmp_path, rows):
-    arrays = [[[1, 2], [3, 4]]] * 3 + [[[1, 2], [None, 4]], [[5, 6], [7, 8]]]
-    features = {"x": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    table = pa.table({"x": pa.array(arrays, pa.list_(pa.list_(pa.int32())))}).replace_schema_metadata(metadata)
-    source = dataload.open(paths_of(tmp_path, table)[0])
-    assert source.read_batch([0, 4])["x"].tolist() == [arrays[0], arrays[4]]
-    with pytest.raises(CorruptFileError, match=re.escape(f"record 3: field 'x' {ERROR}")):
-        source.read_batch(rows)
-
-
-def test_a_mask_never_hides_a_column(tmp_path):
-    for path in paths_of(tmp_path, pa.table({"n": [1, None], "n_is_null": [1, 2]})):
-        message = (
-            rf"nulls='mask' adds 'n_is_null', a field that {path} has: pass nulls={{field: value}} for 'n', or rename"
-        )
-        with pytest.raises(ConfigError, match=message):
-            dataload.open(path, nulls="mask")
-        assert dataload.open(path, nulls=0, fields=["n"])[1] == {"n": 0}
 
 
 def test_many_columns_and_many_files(tmp_path):

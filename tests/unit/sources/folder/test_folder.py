@@ -394,21 +394,6 @@ def test_workers_notice_another_listing(tmp_path):
     assert len(pickle.loads(kept)) == 3
 
 
-def test_convert_copies_files_and_keeps_labels(tmp_path):
-    root = fill(tmp_path / "img", ["big cat/a.1.jpg", "big cat/b.png", "dog/c.jpg"])
-    ok("convert", root, tmp_path / "train.tar")
-    with dataload.open(tmp_path / "train.tar", decode=None) as plain:
-        assert plain[0] == {"__key__": "big_cat/a_1", "image.jpg": image(0, "JPEG"), "label.cls": b"0"}
-    with dataload.open(root) as source, dataload.open(tmp_path / "train.tar", decode="auto") as archive:
-        batches = source.read_batch(range(3)), archive.read_batch(range(3))
-    assert batches[1].pop("__key__") == [key.replace(".", "_").replace(" ", "_") for key in batches[0].pop("__key__")]
-    for name in ("image", "label"):
-        np.testing.assert_array_equal(batches[0][name], batches[1][name])
-    ok("convert", root, tmp_path / "train.syr")
-    with dataload.open(tmp_path / "train.syr") as copy:
-        assert (copy[1]["image"], int(copy[1]["label"])) == (image(1), 0)
-
-
 def brightness(sample):
     return {"label": sample["label"], "mean": sample["image"].mean(), "__key__": sample["__key__"]}
 

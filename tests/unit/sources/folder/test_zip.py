@@ -1,9 +1,7 @@
 """ZIP archives as `zipfile` writes them, and those that nobody should."""
 
 import re
-import shutil
 import struct
-import sys
 import zipfile
 
 import made_files
@@ -21,28 +19,6 @@ def pack(path, files, method=zipfile.ZIP_DEFLATED):
         for name, data in files.items():
             archive.writestr(name, data)
     return path
-
-
-ACCENT = "e" if sys.getfilesystemencoding() == "ascii" else "é"  # zipfile extracts no other names in the C locale
-
-
-def test_classes_in_an_archive_and_in_a_folder_are_alike(tmp_path):
-    files = {name: image(i) for i, name in enumerate([f"cat/{ACCENT} 1.png", "ant/x/2.png", "cat/0.png"])}
-    others = {"cat/.x.png": b"", "__MACOSX/cat/._0.png": b"", "read.me": b"", "empty/": b""}
-    inner = {f"img/{name}": data for name, data in {**files, **others}.items()}
-    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        pack(tmp_path / "a.zip", {**files, **others}, method)
-        with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-            archive.extractall(tmp_path / "img")
-        (tmp_path / "img" / "empty").rmdir()
-        shutil.rmtree(tmp_path / "img" / "__MACOSX")
-        for path in ("a.zip", pack(tmp_path / "b.zip", inner, method)):
-            with dataload.open(tmp_path / "img") as folder, dataload.open(tmp_path / path) as source:
-                assert source.fields == folder.fields
-                one, other = folder.read_batch([2, 0, 1]), source.read_batch([2, 0, 1])
-                np.testing.assert_array_equal(one.pop("image"), other.pop("image"))
-                assert one.pop("label").tolist() == other.pop("label").tolist()
-                assert one == other == {"__key__": [f"cat/{ACCENT} 1", "ant/x/2", "cat/0"]}
 
 
 @pytest.mark.parametrize("mapped", [True, False])

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,6 @@ from refusals import refuses
 
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
-from dataload.sources.jsonl import reader
 from dataload.sources.jsonl.reader import JsonlSource, find_lines, pack, unpack
 from dataload.storage.kept import CachedTable
 
@@ -108,18 +105,6 @@ def test_a_compressed_file_that_changes(tmp_path):
     assert source[1] == {}  # one text is kept
     with pytest.raises(ChangedFileError):
         source[0]
-
-
-def test_offsets_of_a_large_file_are_found_once(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.jsonl", b"\n" + b"".join(b'{"a": %d}\n' % i for i in range(60_000)))
-    os.utime(path, (time.time() - 60,) * 2)
-    assert JsonlSource(path)[59_999] == {"a": 59_999}
-    monkeypatch.setattr(reader, "find_lines", lambda _: pytest.fail("read again"))
-    assert JsonlSource(path)[59_999] == {"a": 59_999}
-    with open(path, "ab") as stream:
-        stream.write(b'{"a": -1}\n')
-    monkeypatch.undo()
-    assert JsonlSource(path)[-1] == {"a": -1}
 
 
 def test_only_lines_of_the_file_are_taken_from_the_cache():

@@ -9,7 +9,7 @@ from lmdb_files import lib_versions, make
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.lmdb.file import data_file, open_file, read_info
+from dataload.sources.lmdb.file import open_file, read_info
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import is_torchrecord, list_subdatabases, read_tree, subdatabases
@@ -34,32 +34,6 @@ def test_what_lmdb_wrote(tmp_path, version):
     assert info.main.entries == 302
     assert info.size <= (path / "data.mdb").stat().st_size
     assert info == read_info(open_file(str(path / "data.mdb")))
-
-
-def test_other_environments(tmp_path):
-    path = make(tmp_path / "single", {b"other": zeros(3)}, subdir=False)
-    assert data_file(str(path)) == str(path)
-    assert [entry.name for entry in list_subdatabases(str(path))] == [b"other"]
-    assert not is_torchrecord(str(path))
-    path = make(tmp_path / "empty", {})
-    assert list_subdatabases(str(path)) == []
-    assert read_info(open_file(str(path))).main.root is None
-    make(tmp_path / "e", {b"db0": [(b"key", b"%d" % number) for number in range(2000)]}, flags={"dupsort": True})
-    assert [(entry.name, entry.has_duplicates) for entry in list_subdatabases(str(tmp_path / "e"))] == [(b"db0", True)]
-
-
-def test_a_large_main_database_is_not_searched(tmp_path):
-    path = make(tmp_path / "e", {b"db0": zeros(1), None: zeros((1 << 16) - 1)})
-    assert [entry.name for entry in list_subdatabases(str(path))] == [b"db0"]
-    make(path, {None: [(b"one more", b"")]})
-    assert list_subdatabases(str(path)) == []
-
-
-def test_a_tree_of_more_pages_than_are_read_at_once(tmp_path):
-    items = [(b"%06d" % number, b"%d" % number * 20) for number in range(25_000)]
-    path = make(tmp_path / "e", {None: items})
-    assert path.joinpath("data.mdb").stat().st_size > 1 << 21
-    assert LMDBSource(path).read(range(25_000)) == [value for _, value in items]
 
 
 @pytest.fixture(scope="module")
@@ -192,12 +166,6 @@ def deep(levels, entries, wide=1):
             low = 4 if leaf else 3 + level
             struct.pack_into("=HHHH4s4s", pages, start + node, low, 0, 0, 4, b"%04d" % n, b"data")
     return bytes(pages)
-
-
-def test_a_file_made_by_hand(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(deep(3, 1))
-    with LMDBSource(tmp_path) as source:
-        assert list(source) == [b"data"]
 
 
 def cycle(data):

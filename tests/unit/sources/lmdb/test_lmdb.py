@@ -1,4 +1,3 @@
-import json
 import os
 import struct
 import sys
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 from lmdb_files import make, stored
 from made_files import change
-from refusals import refuses
 
-from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError, CorruptFileError, MachineError, MissingDependencyError, UnsupportedFormatError
 from dataload.sources.lmdb import writer as lmdb_environment
 from dataload.sources.lmdb.reader import LMDBSource
@@ -64,47 +61,6 @@ def test_keys_that_are_integers_of_the_machine(tmp_path):
     items = [(struct.pack("=Q", n), b"%d" % n) for n in range(0, 1000, 3)]
     path = make(tmp_path / "e", {b"numbers": items}, flags={"integerkey": True})
     assert list(LMDBSource(path, subdatabase="numbers")) == [value for _, value in items]
-
-
-@pytest.fixture
-def tensors(tmp_path):
-    records = [{"x": np.full(3, n, np.float32), "y": np.array(n)} for n in range(30)]
-    return make(tmp_path / "t.lmdb", {None: [(b"%04d" % n, encode(record)) for n, record in enumerate(records)]})
-
-
-def test_a_codec_by_name(tensors):
-    with LMDBSource(tensors, codec="tensorprotos") as source:
-        assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "y": "int64 ()"}
-        assert source.read_batch([5, 2, 9, 9])["y"].tolist() == [5, 2, 9, 9]
-    with LMDBSource(tensors, codec="tensorprotos", fields=["y"]) as source:
-        assert list(source[3]) == list(source.fields) == list(source.read_batch([1, 2, 3, 4, 5])) == ["y"]
-    with LMDBSource(tensors, codec="raw") as source:
-        assert (type(source[0]), source.fields) == (bytes, {})
-        with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x"):
-            source.read_batch([0], fields=["x"])
-
-
-def test_a_codec_that_is_a_function(tmp_path):
-    path = make(tmp_path / "e", {None: [(b"%d" % n, json.dumps({"n": n}).encode()) for n in range(5)]})
-    given = []
-
-    def parse(data):
-        given.append(type(data))
-        return json.loads(data)
-
-    with LMDBSource(path, codec=parse) as source:
-        assert source.read_batch([4, 0])["n"].tolist() == [4, 0]
-        assert set(given) == {bytes}  # its own: it may keep a reference
-
-
-def test_a_record_that_cannot_be_decoded(tmp_path):
-    good = encode({"x": 1})
-    path = make(tmp_path / "e", {None: [(b"%d" % n, b"\x0f" if n in (0, 6) else good) for n in range(8)]})
-    with LMDBSource(path, codec="tensorprotos") as source:
-        assert source.fields == {}  # the first is bad, which is no reason not to open the others
-        assert source[1]["x"] == 1
-        message = r"data\.mdb, record 6: invalid TensorProtos: wire"
-        refuses(source, [1, 2, 6, 3, 4, 5], message, path=str(path / "data.mdb"), index=6)
 
 
 def test_numbers_with_other_keys_among_them(tmp_path):

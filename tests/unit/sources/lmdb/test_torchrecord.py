@@ -48,21 +48,6 @@ def test_sub_databases_in_the_order_of_their_numbers(tmp_path):
         same(source.read_batch(indices), default_collate(wanted))
 
 
-def test_fields(tmp_path):
-    path = make_parts(tmp_path / "t", [records(2), records(2)])
-    with TorchRecordSource(path) as source:
-        specs = {name: str(spec) for name, spec in source.fields.items()}
-        assert specs == {"x": "float32 (2, 3)", "y": "int64 ()", "s": "str ()"}
-    with TorchRecordSource(path, fields=["y"], db_num=2) as source:
-        assert source.read([1, 2, 3])[0] == source[1] == {"y": 1}
-        assert repr(source).endswith("t', 1 fields, db_num=2)")
-    with pytest.raises(ConfigError, match="has no field 'label': "):
-        len(TorchRecordSource(path, fields=["label"]))
-    with pytest.raises(ConfigError, match="has 2 sub-databases, but db_num is 3") as caught:
-        len(TorchRecordSource(path, db_num=3))
-    assert caught.value.key == "db_num"
-
-
 def test_records_of_different_fields(tmp_path):
     mixed = [{"a": 1}, {"a": 2, "b": b"x"}, {"b": b"y"}] * 4
     with TorchRecordSource(make_parts(tmp_path / "t", [mixed])) as source:
@@ -95,13 +80,6 @@ def test_what_is_no_torchrecord(tmp_path, parts, made, error, message):
     with pytest.raises(error, match=message) as caught:
         len(TorchRecordSource(path))
     assert caught.value.path in (str(path), str(path / "data.mdb"))
-
-
-def test_other_keys_and_databases(tmp_path):
-    with pytest.raises(UnsupportedFormatError):
-        len(TorchRecordSource(make(tmp_path / "plain", {None: [(b"db0", b"no database")]})))
-    path = make_parts(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
-    assert len(TorchRecordSource(path)) == 3
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import shutil
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 from made_files import change
 from refusals import refuses
@@ -161,11 +160,3 @@ def test_fields_and_names():
         dataload.open("mds:" + str(GOLDEN / "nothing"))
     twice = dataload.open([GOLDEN / "all"] * 2, fields=["int"])
     assert (len(twice), twice.read_batch([0, 9])["int"].tolist()) == (18, [-(2**40)] * 2)
-
-
-def test_another_index_json_is_none_of_ours(tmp_path):
-    """LitData, wids and others have a file of this name: it hides no shards."""
-    (tmp_path / "index.json").write_text('{"chunks": []}')
-    with dataload.create(tmp_path / "x.syr") as writer:
-        writer.write({"x": np.arange(3)})
-    assert len(dataload.open(tmp_path)) == 1

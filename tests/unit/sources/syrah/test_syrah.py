@@ -262,13 +262,6 @@ def test_every_dtype_in_either_byte_order(path, dtype, order):
     same(SyrahSource(path).read([0, 1]), [{"x": expected}, {"x": expected.T.copy()}])
 
 
-def test_values_that_are_no_arrays(path):
-    values = {"i": 3, "f": 2.5, "b": True, "l": [1, 2], "n": np.float32(1)}
-    write(path, [{**values, "m": memoryview(b"ab"), "y": bytearray(b"c")}])
-    expected = {name: np.array(value) for name, value in values.items()} | {"m": b"ab", "y": b"c"}
-    same(SyrahSource(path)[0], expected)
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -72,42 +72,6 @@ def test_sizes_beyond_eleven_octal_digits_stand_in_a_record():
     assert found == (b"big.bin", len(built), size)
 
 
-@pytest.mark.parametrize(
-    "field", [b"\x80" + bytes(10) + b"\x05", b"00000000005\0", b"         5 \0", b"5\0 garbage\0\0"]
-)
-def test_ways_to_write_a_size(field):
-    assert parse_header(header(at_124=field), "x", 0).size == 5
-
-
-def test_headers_of_other_programs():
-    block = bytearray(header("é".encode()))
-    signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + b" " * 8 + block[156:])
-    block[148:156] = b"%06o\0 " % signed
-    assert parse_header(bytes(block), "x", 0).name == "é".encode()
-    times = header(at_257=b"ustar  \0", at_345=b"14000000000\0")  # GNU's, where POSIX has the prefix
-    assert parse_header(times, "x", 0).name == b"a.txt"
-    assert members(header(b"BZh.txt") + END)[0][0].name == b"BZh.txt"  # begins as a compressed file does
-
-
-def test_small_members_take_few_reads_and_large_ones_no_data():
-    small = archive(*((f"{i:04d}.txt", b"x" * 100) for i in range(1000)))
-    found, reads = members(small)
-    assert len(found) == 1000
-    assert len(reads) <= len(small) // (1 << 18) + 3
-    large = archive(*((f"{i}.bin", bytes(1 << 20)) for i in range(8)))
-    found, reads = members(large)
-    assert len(found) == 8
-    assert len(reads) <= 10
-    assert sum(length for _, length in reads) < 1 << 20
-
-
-@pytest.mark.parametrize("end", [b"", bytes(100), bytes(BLOCK), bytes(BLOCK + 7), END, END + b"junk" * 200])
-def test_the_end_is_two_blocks_of_zeros_or_of_the_file(end):
-    data = header(b"a") + bytes(BLOCK) + header(b"b", 3) + b"abc".ljust(BLOCK, b"\0")  # one block of zeros is none
-    assert members(data + end)[0] == [(b"a", 512, 0), (b"b", 1536, 3)]
-    assert members(bytes(20 * BLOCK))[0] == [], "of no files, padded as tar does"
-
-
 def test_an_archive_without_an_end_may_have_been_cut_off():
     with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been cut off"):
         found, _ = members(header(), warn_without_end=True)

@@ -12,12 +12,10 @@ from made_files import clip, image, pack
 from refusals import refuses
 
 import dataload
-from dataload import Loader
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.sources.tar.reader import TarSource
 from dataload.testing.compare import difference
-from dataload.types import FieldSpec
 
 COUNT = 6
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 96, 160, 3), np.uint8)
@@ -58,15 +56,6 @@ def test_sizes_that_differ_and_damage(tmp_path, options):
         source.read_batch([0, 1])
     with pytest.raises(CorruptFileError, match=r"record 2: field 'jpg' of 'c': a JPEG image cannot be decoded"):
         source.read_batch([0, 2])
-
-
-@pytest.mark.parametrize("settings", [{}, {"executor": "fork"}])
-def test_workers_report_decoding_too(path, settings):
-    source = TarSource(path, fields=["jpg"], decode="auto")
-    with Loader(source, batch_size=2, num_workers=1, **settings) as loader:
-        assert len(list(loader)) == 3
-        stages = loader.statistics().stages
-    assert {name: stage.runs for name, stage in stages.items()} == {"read": 3, "decode": 3}
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
@@ -112,19 +101,6 @@ def test_an_image_is_decoded_as_its_name_says_and_never_by_a_program(tmp_path, p
     assert programs() == []
 
 
-def test_a_field_of_several_formats(tmp_path):
-    files = {
-        f"{i}.view.{kind}": image(np.full((8, 8, 3), 50 * i, np.uint8), SUFFIXES[kind])
-        for i, kind in enumerate(["jpg", "png", "jpg", "png"])
-    }
-    source = TarSource(pack(tmp_path / "a.tar", files), decode="auto")
-    assert source.fields["view"] == FieldSpec("uint8", (None, None, 3))
-    assert source.read_batch([0, 1, 2, 3])["view"][:, 0, 0, 0].tolist() == [0, 50, 100, 150]
-    files["1.view.png"] = files["0.view.jpg"]
-    with pytest.raises(CorruptFileError, match="named as PNG cannot be decoded as such: its content is JPEG"):
-        TarSource(pack(tmp_path / "b.tar", files), decode="auto").read_batch([0, 1])
-
-
 def archive(path, records):
     with dataload.create(path) as writer:
         writer.extend(records)
@@ -144,17 +120,3 @@ def test_samples_and_rates(tmp_path):
     batch = source.read_batch([1, 0], ["sample_rate", "audio"])
     assert batch["sample_rate"].tolist() == [16_000, 8_000]
     assert batch["audio"].shape == (2, 40, 1)
-
-
-def test_samples_with_different_files(tmp_path):
-    path = archive(tmp_path / "a.tar", [{"wav": clip(10)}, {"wav": clip(20), "txt": "a"}, {"txt": "b"}])
-    found = dataload.open(path, decode="auto").read([0, 1, 2])
-    names = ["__key__", "wav", "wav.sample_rate"], ["__key__", "txt", "wav", "wav.sample_rate"], ["__key__", "txt"]
-    assert tuple(map(sorted, found)) == names
-    assert found[1]["wav.sample_rate"] == 8_000
-    assert list(dataload.open(path, decode={"wav": "bytes"}).fields) == ["__key__", "wav", "txt"]
-
-
-def test_a_damaged_clip_is_named(tmp_path):
-    path = archive(tmp_path / "a.tar", [{"wav": clip(10)}, {"wav": clip(10)[:-4]}])
-    refuses(dataload.open(path, decode="auto"), [0, 1], "is cut after", path=str(path), index=1)

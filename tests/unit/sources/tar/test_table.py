@@ -1,5 +1,4 @@
 import io
-import itertools
 import json
 
 import numpy as np
@@ -12,7 +11,7 @@ from made_files import npy
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import Member
-from dataload.sources.tar.index import build_head, build_line, parse_index
+from dataload.sources.tar.index import parse_index
 from dataload.sources.tar.samples import encode_field, group_members, name_fields
 from dataload.storage.core import core
 
@@ -98,50 +97,6 @@ def names(of, *samples: int) -> list[str]:
     return of.keys.names(np.array(samples))
 
 
-@given(
-    files=st.lists(st.sampled_from(["a.x", "a.y", "bb.x", "bb.z"]), max_size=12),
-    several=st.lists(st.integers(0, 3), max_size=3),
-)
-def test_a_table_says_which_components_a_sample_has(files, several):
-    found = table(*files)
-    keys, extensions = [name[:-2] for name in files], [name[-1] for name in files]
-    samples = [list(group) for _, group in itertools.groupby(range(len(files)), keys.__getitem__)]
-    assert [found.sample(c) for c in range(len(files))] == [n for n, each in enumerate(samples) for _ in each]
-    assert [found.extensions[found.code(c)] for c in range(len(files))] == extensions
-    assert [found.start(n) for n in range(len(samples))] == [each[0] for each in samples]
-    assert found.ends is not None or len({tuple(extensions[c] for c in each) for each in samples}) <= 1
-    several = [code for code in several if code < len(found.extensions)]
-    chosen = {found.extensions[code] for code in several}
-    first = [next((c for c in each if extensions[c] in chosen), -1) for each in samples]
-    if found.ends is None:
-        place = found.first(several)
-        assert first == [-1 if place < 0 else each[place] for each in samples]
-        return
-    assert found.first(several).tolist() == first
-    components, rows = found.all_components(np.array([len(samples) - 1, 0, 0]))
-    assert components.tolist() == [*samples[-1], *samples[0], *samples[0]]
-    assert rows.tolist() == [0] * len(samples[-1]) + [1] * len(samples[0]) + [2] * len(samples[0])
-
-
-def test_keys_beyond_ascii():
-    found = group_members([Member("żółć.jpg".encode(), 512, 1), Member(b"\xff.jpg", 1536, 1)])
-    assert names(found, 1, 0) == ["\udcff", "żółć"]
-
-
-def held(table) -> int:
-    arrays = (table.codes, table.ends, table.blocks, table.sizes, table.keys.ends)
-    return sum(array.nbytes for array in arrays if array is not None) + len(table.keys.text)
-
-
-def test_bytes_a_component():
-    found = table(*(f"{i:06d}.{name}" for i in range(20_000) for name in ("jpg", "cls")))
-    assert held(found) / 40_000 <= 11.1
-    samples = [[Member(b"%06d.%b" % (i, name), 512 * i, 99) for name in (b"jpg", b"cls")] for i in range(5000)]
-    assert held(parse_index(build_head(5000) + b"".join(map(build_line, samples)), "x")) / 10_000 <= 11.1
-    ragged = table(*(f"{i:06d}.{name}" for i in range(20_000) for name in ("jpg", "cls", "txt")[: 1 + i % 3]))
-    assert held(ragged) / 40_000 <= 16
-
-
 def test_offsets_beyond_four_billion_blocks():
     found = group_members([Member(b"a.x", 2**45, 2**33)])
     assert found.offsets(slice(None)).tolist() == [2**45]
@@ -163,54 +118,6 @@ def contents(table):
         table.offsets(slice(None)).tolist(),
         table.lengths(slice(None)).tolist(),
     )
-
-
-EXPECTED = (["train/000", "train/001"], ["jpg", "cls"] * 2, [512, 1536, 2560, 7168], [480, 4, 4097, 10])
-
-
-def test_words():
-    for version in ("v1.1", "v1.2"):
-        without_names = parse("jpg 512 480 cls 1536 4", "jpg 2560 4097 cls 7168 10", head=f"{version} 2")
-        assert contents(without_names) == (None, *EXPECTED[1:])
-    assert contents(parse("a\x01 512 7 b\x02.a\x01"))[:2] == (["b\x02"], ["a\x01"])
-    names = "a.b.c", "d.v1/a.b", "d.v1/long.b", "README", "żółć.b", ".b"
-    keys = contents(parse(*(f"b 512 1 {name}" for name in names)))[0]
-    assert keys == ["a", "d.v1/a", "d.v1/long", "README", "żółć", ""]
-
-
-def test_many_lines():
-    assert contents(parse(*LINES)) == EXPECTED
-    lines = [f"jpg {512 * (2 * i + 1)} {i} {i}.jpg" for i in range(300)]
-    found = [str(i) for i in range(300)], ["jpg"] * 300, [512 * (2 * i + 1) for i in range(300)], list(range(300))
-    assert contents(parse(*lines)) == found
-    with pytest.raises(CorruptFileError, match=r"x.idx: line 201: 'y' is a size that is not a number"):
-        parse(*lines[:199], "jpg 512 y a.jpg", *lines[200:])
-    with pytest.raises(CorruptFileError, match="line 302: the index ends here, after 300 of 301 samples"):
-        parse(*lines, head="v1.2 301")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        *(("\n", new) for new in ("\r\n", "  \n", "\n ")),
-        *((" ", new) for new in ("\t", "   ", "\v\f")),
-        *(("v1.2 2", new) for new in ("v1.2 2 more words", "v1.2 2.5", "v1.2 +2")),
-        *(("END", new) for new in ("", "\n\n", "\nnot looked at\n")),
-    ],
-)
-def test_what_else_dali_reads(old, new):
-    text = "\n".join(["v1.2 2", *LINES]) + "END"
-    assert contents(parse_index(text.replace(old, new).replace("END", "\n").encode(), "x")) == EXPECTED
-
-
-def test_samples_that_differ_and_many_extensions():
-    long = "x" * 31, "x" * 32, "x" * 33, "x" * 40, "x" * 8, "x" * 9, "x" * 7
-    names = [f"e{i}" for i in range(100)] + [*long, *long]
-    lines = [" ".join(f"{e} {512 * i} {i} a{i}.{e}" for e in names[: 1 + i % len(names)]) for i in range(1, 300)]
-    found = parse(*lines)
-    assert found.ends is not None
-    codes = [found.extensions[found.code(c)] for c in range(len(found.blocks))]
-    assert codes == [e for i in range(1, 300) for e in names[: 1 + i % len(names)]]
 
 
 @pytest.mark.parametrize(

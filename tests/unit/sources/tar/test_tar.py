@@ -10,11 +10,9 @@ from made_files import image, npy, pack
 from refusals import refuses
 
 from dataload import Loader
-from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import TarWriter, write_index
-from dataload.testing.compare import difference
 from dataload.types import FieldSpec
 
 
@@ -37,41 +35,8 @@ def made(path, request):
 
 
 @pytest.fixture
-def plain(made) -> Path:
-    return made({f"d/{i}.{e}": f"{e}{i}".encode() for i in range(5) for e in ("jpg", "cls")})
-
-
-@pytest.fixture
 def ragged(made) -> Path:
     return made({"a.jpg": b"1", "a.cls": b"2", "b.cls": b"3", "c.jpg": b"4", "c.txt": b"5"})
-
-
-def test_records(plain):
-    source = TarSource(plain)
-    assert source[3] == {"__key__": "d/3", "jpg": b"jpg3", "cls": b"cls3"}
-    assert {name: str(spec) for name, spec in source.fields.items()} == {
-        "__key__": "str ()", "jpg": "bytes ()", "cls": "bytes ()",
-    }  # fmt: skip
-    assert source.fingerprint() == TarSource(plain, index=False).fingerprint()
-    assert source.fingerprint() != TarSource(plain, decode="auto").fingerprint()
-
-
-def test_fields_in_the_order_of_the_request(plain):
-    source = TarSource(plain, fields=["cls", "jpg"])
-    assert list(source[0].items()) == [("cls", b"cls0"), ("jpg", b"jpg0")]
-    assert list(source.read_batch([0])) == ["cls", "jpg"]
-    assert list(source.fields) == ["cls", "jpg"]
-    assert TarSource(plain, fields=["jpg", "__key__"])[1] == {"jpg": b"jpg1", "__key__": "d/1"}
-    assert list(TarSource(plain).read_batch([0], ["cls"])) == ["cls"]
-
-
-def test_samples_that_differ(ragged):
-    source = TarSource(ragged)
-    a, b = {"__key__": "a", "jpg": b"1", "cls": b"2"}, {"__key__": "b", "cls": b"3"}
-    assert list(source) == [a, b, {"__key__": "c", "jpg": b"4", "txt": b"5"}]
-    assert [list(record) for record in source.read([2, 2])] == [["__key__", "jpg", "txt"]] * 2
-    assert list(source.fields) == ["__key__", "jpg", "cls", "txt"]
-    assert source.read_batch([2, 0], ["jpg"]) == {"jpg": [b"4", b"1"]}
 
 
 def test_missing_may_be_skipped_or_empty(ragged):
@@ -114,12 +79,6 @@ def test_settings_that_do_not_fit(ragged, options, fields, message):
         TarSource(ragged, **options).read_batch([0, 2], fields)
     with pytest.raises(ConfigError, match=r"x.tar is in paths twice, with two indexes: a.idx, b.idx"):
         TarSource([ragged, ragged], index=["a.idx", "b.idx"])
-
-
-@pytest.mark.parametrize("files", ["a1 a2 b3", "a1 a2 b3 b4"])
-def test_the_first_of_several_counts(made, files):
-    path = made([(f"{key}.x", data.encode()) for key, data in files.split()])
-    assert [record["x"] for record in TarSource(path)] == [b"1", b"3"]
 
 
 def test_shards_that_differ(tmp_path):
@@ -201,27 +160,6 @@ class TestIndex:
         index.write_text("v1.1 2\nx 1536 3\nx 512 3\n")
         assert TarSource(path).read_batch([0, 1]) == {"__key__": ["b", "a"], "x": [b"456", b"123"]}
 
-    @pytest.mark.parametrize("wrong", [0, 39])
-    def test_the_first_and_the_last_of_many_are_compared(self, path, wrong):
-        pack(path, {f"{i:02}.x": b"123" for i in range(40)})
-        write_index(path)
-        lines = path.with_suffix(".idx").read_text().splitlines()
-        lines[wrong + 1] = lines[wrong + 1].replace(" 3 ", " 2 ")
-        path.with_suffix(".idx").write_text("".join(f"{line}\n" for line in lines))
-        with pytest.raises(CorruptFileError, match=rf"\(line {wrong + 2}\) puts 2 bytes at \d+, but the header says 3"):
-            len(TarSource(path))
-
-    def test_names_that_a_header_holds_are_compared(self, path):
-        for length in (100, 101):
-            write(path, {"__key__": "a" * (length - 2), "x": b"1"}, overwrite=True)
-            index = path.with_suffix(".idx")
-            index.write_text(index.read_text().replace("aaa", "bbb"))
-            if length == 100:
-                with pytest.raises(CorruptFileError, match="but the header says 'aaa"):
-                    len(TarSource(path))
-            else:
-                assert TarSource(path)[0]["__key__"].startswith("bbb")
-
 
 class TestDecode:
     def test_auto(self, path):
@@ -244,17 +182,6 @@ class TestDecode:
         assert list(TarSource(path, decode="auto", fields=["x", "caption"])[0]) == ["x", "caption"]
         with pytest.raises(ConfigError, match=r"no field 'x.npy': Known: __key__, caption"):
             len(TarSource(path, decode="auto", fields=["x.npy"]))
-
-    def test_what_never_meets_in_a_sample_is_one_field(self, path):
-        pack(path, {"a.x.txt": b"1", "a.x.cls": b"2"})
-        assert TarSource(path, decode="auto")[0] == {"__key__": "a", "x.txt": "1", "x.cls": 2}
-        pack(path, {"a.x.cls": b"1", "b.x.json": b"0.5", "c.x.npy": npy(np.arange(2)), "d.x": b"raw"})
-        source = TarSource(path, decode="auto", fields=["x"])
-        assert [type(record["x"]) for record in source] == [int, float, np.ndarray, bytes]
-        assert source.read_batch([1, 0, 0])["x"].tolist() == [0.5, 1, 1]
-        assert source.fields == {"x": FieldSpec("unknown")}
-        assert [list(record) for record in TarSource(path, decode="auto")] == [["__key__", "x"]] * 4
-        assert TarSource(path, decode="auto").read([3, 0]) == [{"__key__": "d", "x": b"raw"}, {"__key__": "a", "x": 1}]
 
     def test_by_extension(self, path):
         def cls(data):
@@ -280,15 +207,6 @@ class TestDecode:
             TarSource(path, decode="auto").read([0, 1])
         with pytest.raises(UnsupportedFormatError, match="field 'tiff' of 'c': a TIFF image of mode 'F'"):
             TarSource(path, decode="auto").read([2])
-
-    @pytest.mark.parametrize("error", [KeyError, CorruptFileError])
-    def test_an_error_of_a_function_stays_what_it_is(self, path, error):
-        def fail(data):
-            raise error("mine")
-
-        source = TarSource(pack(path, {"a.x": b"1"}), decode={"x": fail})
-        note = f"while decoding field 'x' of 'a' at byte 512 of {path}"
-        refuses(source, [0], "mine", error, __class__=error, __notes__=[note])
 
     def test_a_record_that_a_function_of_c_refuses_is_a_bad_record(self, path):
         source = TarSource(pack(path, {"a.x": b"1", "b.x": b"one", "c.x": b"3"}), decode={"x": float}, fields=["x"])
@@ -337,16 +255,6 @@ def write(path: Path, *records, **options) -> Path:
 def listing(path: Path) -> list[tuple[str, bytes]]:
     with tarfile.open(path) as tar:
         return [(info.name, tar.extractfile(info).read()) for info in tar.getmembers()]
-
-
-def test_members_and_index(path):
-    write(path, {"__key__": "d/a", "jpg": b"abc", "cls": 3}, {"jpg": b"", "cls": 12})
-    second = [("00000001.jpg", b""), ("00000001.cls", b"12")]
-    assert listing(path) == [("d/a.jpg", b"abc"), ("d/a.cls", b"3"), *second]
-    assert path.with_suffix(".idx").read_text() == (
-        "v1.2 2\njpg 1536 3 d/a.jpg cls 2560 1 d/a.cls\njpg 3584 0 00000001.jpg cls 4096 2 00000001.cls\n"
-    )
-    assert path.read_bytes()[-1024:] == bytes(1024)
 
 
 @pytest.mark.timeout(90)  # it imports torch, which takes long on a busy machine
@@ -433,33 +341,7 @@ def test_keys_by_function(path):
     assert listing(path) == [("1-0.x", b"1"), ("2-1.x", b"2")]
 
 
-def test_no_samples(path):
-    write(path)
-    assert not path.with_suffix(".idx").exists()
-    source = TarSource(path, fields=["x"])
-    assert (len(source), list(source), dict(source.fields)) == (0, [], {})
-    with pytest.raises(ConfigError, match=r"x.tar holds no samples, and DALI's index cannot be empty"):
-        write_index(path)
-    assert not path.with_suffix(".idx").exists()
-
-
 class TestWriteIndex:
-    def test_where_it_goes(self, path, tmp_path):
-        write(path, {"x": b"1"}, index=False)
-        assert write_index(str(path)) == 1
-        assert path.with_suffix(".idx").read_text() == "v1.2 1\nx 512 1 00000000.x\n"
-        with pytest.raises(ConfigError, match=r"x.idx exists"):
-            write_index(path, overwrite=False)
-        assert write_index(path, tmp_path / "other.txt") == 1
-        assert (tmp_path / "other.txt").read_bytes() == path.with_suffix(".idx").read_bytes()
-
-    def test_no_archive(self, path, tmp_path):
-        with pytest.raises(SourceNotFoundError, match=r"there is no .*x.tar"):
-            write_index(path)
-        with pytest.raises(SourceError, match=r"cannot read .*: Is a directory"):
-            write_index(tmp_path, tmp_path / "x.idx")
-        assert os.listdir(tmp_path) == []
-
     @pytest.mark.parametrize(
         ("names", "error", "message"),
         [
@@ -492,18 +374,3 @@ def test_an_index_that_cannot_be_written_leaves_the_old_archive(path, tmp_path, 
     with pytest.raises(SourceError, match=r"cannot write .*x\.tar: No space left on device"):
         writer.close()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("numbers", [[b"1", b"-20"], [b"7", b"+7"], [b"8\n", b" 9"], [b"1", b"%d" % 2**63]])
-def test_columns_are_those_of_the_records(made, numbers):
-    files = {}
-    for row, number in enumerate(numbers * 2):
-        files |= {
-            f"{row}.bin": bytes(row),
-            f"{row}.cls": number,
-            f"{row}.txt": b"t" * row,
-            f"{row}.json": b"[%d]" % row,
-        }
-    source = TarSource(made(files), decode="auto")
-    rows = [2, 0, 3, 0]
-    assert difference(source.read_batch(rows), default_collate(source.read(rows)), "the batch") is None

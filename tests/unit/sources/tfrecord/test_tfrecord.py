@@ -28,22 +28,6 @@ def test_checksums_are_those_of_the_library():
     assert records.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
-@pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 6_000, 300_000, 5]])
-def test_records_are_found_in_few_reads(tmp_path, lengths):
-    """Small ones many at a time, large ones without what lies between."""
-    data = Path(build(tmp_path / "x.tfrecord", lengths)).read_bytes()
-    reads = []
-
-    def read(offset, length):
-        reads.append(length)
-        return data[offset : offset + length]
-
-    edges = records.find_records(read, len(data), "x")
-    assert np.diff(edges).tolist() == [length + 16 for length in lengths]
-    assert sum(reads) < 2 * sum(length + 16 for length in lengths if length < 1000) + (1 << 19)
-    assert len(reads) < 16
-
-
 CRC = "the masked CRC-32C of the record"
 CUT = "the file ends at byte {}, within this"
 

@@ -16,23 +16,9 @@ import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tokens.documents import build_index, load_documents
 from dataload.sources.tokens.reader import TokenSource, mark_documents
-from dataload.types import FieldSpec
 
 PAD = 9
 NO_TOKENS = np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)
-
-
-@pytest.mark.parametrize("rows", [3, 600])
-@pytest.mark.parametrize("window", [1024, 1025])
-def test_large_batches_of_any_window(tmp_path, rows, window):
-    """Windows that are cut in pieces to let other threads run, and those that cannot be."""
-    tokens = np.random.default_rng(0).integers(0, 60_000, 50_000)
-    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
-        for stride in (window, window - 1, 7):
-            source = TokenSource(write(path, tokens), window=window, stride=stride)
-            indices = np.random.default_rng(1).integers(0, len(source), rows)
-            got = source.read_batch(indices)["tokens"]
-            assert (got == [tokens[i * stride : i * stride + window] for i in indices.tolist()]).all()
 
 
 def test_files_of_any_size(tmp_path):
@@ -54,20 +40,6 @@ def test_files_of_any_size(tmp_path):
     assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
 
 
-@pytest.mark.parametrize(
-    "options", [{"ends": "pad"}, {"end_token": 3}, {"ends": "pad", "end_token": 3}, {"ends": "drop", "end_token": 3}]
-)
-def test_files_are_read_together_as_they_are_alone(tmp_path, options):
-    paths = [write(tmp_path / f"{n}.{'bin' if n % 2 else 'npy'}", np.arange(n, 5 * n + 9) % 7) for n in range(4)]
-    together = TokenSource(paths, window=4, **options)
-    expected = [record for path in paths for record in TokenSource(path, window=4, **options)]
-    batch = together.read_batch(np.arange(len(together))[::-1])
-    for row, record in enumerate(reversed(expected)):
-        assert {name: column[row].tolist() for name, column in batch.items()} == {
-            name: value.tolist() for name, value in record.items()
-        }
-
-
 def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
     border = 1 << 21
     tokens = np.ones(2 * border, np.uint16)
@@ -75,30 +47,6 @@ def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
     for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
         found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
         assert found.tolist() == [border, 1, border - 2, 1]
-
-
-def test_records_fields_and_places(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # long paths are shortened
-    paths = [write(Path(f"{n}.bin"), range(10 * n, 10 * n + 9)) for n in (1, 2)]
-    source = TokenSource(paths, window=5, field="ids")
-    assert source.fields == {"ids": FieldSpec("uint16", (5,))}
-    assert source.locate(3)[:3] == (str(paths[1]), 1, None)
-    assert repr(source) == "TokenSource('1.bin', 2 shards, window=5, stride=4, field='ids')"
-    assert [record["ids"][0] for record in source[1:3]] == [14, 20]
-    pad = TokenSource(paths[0], window=5, ends="pad", pad_token=PAD, fields=["token_count"])
-    assert pad.fields == {"token_count": FieldSpec("int64", ())}
-    assert pad.read_batch([1, 0])["token_count"].tolist() == [5, 5]
-    assert pad[0]["token_count"].shape == ()
-    both = TokenSource(paths[0], window=5, ends="pad", fields=["token_count", "tokens"])
-    assert list(both.read_batch([0])) == list(both[0]) == ["token_count", "tokens"]
-    assert list(both.read_batch([0], fields=["tokens"])) == ["tokens"]
-    overlapping = TokenSource(paths[0], window=5, stride=3, ends="pad")
-    assert [overlapping.locate(index).offset for index in range(3)] == [0, 6, 8], (
-        "a short one is read with what precedes"
-    )
-    assert TokenSource(paths[0], window=10, ends="pad").locate(0).offset == 0
-    with pytest.raises(ConfigError, match=r"no field 'token': did you mean 'tokens'\?"):
-        TokenSource(paths[0], window=5).read_batch([0], fields=["token"])
 
 
 def test_documents_in_a_file_as_one_path_or_a_list(tmp_path):
@@ -193,28 +141,6 @@ def test_files_that_do_not_fit(tmp_path, monkeypatch, files, options, error, mat
         np.save(f"{n}.npy", each)
     with pytest.raises(error, match=match):
         len(TokenSource([tmp_path / name for name in files], window=3, ends="drop", **options))
-
-
-def test_the_format_is_named_or_found_by_content(tmp_path):
-    raw, array = write(tmp_path / "train.bin", range(100)), write(tmp_path / "train.npy", range(100), "<i4")
-    for source in (
-        dataload.open(raw, format="tokens", window=11),
-        dataload.open(f"tokens:{raw}", window=11),
-        dataload.open(array, window=11),
-        dataload.open(f"{tmp_path}/*.npy", window=11, stride=10),
-    ):
-        assert isinstance(source, TokenSource)
-        assert source[1]["tokens"].tolist() == list(range(10, 21))
-    with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': pass window="):
-        dataload.open(array)
-    np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integer"):
-        dataload.open(tmp_path / "x.npy", window=2)
-    (tmp_path / "y.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:20])
-    with pytest.raises(UnsupportedFormatError, match=r"y\.npy"):
-        dataload.open(tmp_path / "y.npy", window=2)
-    with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
-        dataload.open(raw, window=11)
 
 
 def test_a_config_opens_tokens_with_documents_beside_it(tmp_path):

@@ -1,15 +1,13 @@
 """The sound of videos in windows by time: samples as PyAV decodes them from the start of the file."""
 
 import itertools
-import os
 
 import numpy as np
 import pytest
 from samples import sampled
-from videos import decoded, heard, write_sound, write_video
+from videos import heard, write_sound, write_video
 
 import dataload
-import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError
 
 # AAC as most programs write it: FFmpeg's encoder stores noise as its loudness, and decoders draw another one.
@@ -98,19 +96,6 @@ def test_windows_of_some_videos(tmp_path):
     assert (batch["audio"][1] == heard(tmp_path / "a.mkv")[:, :22_050]).all()
 
 
-def test_sound_that_begins_late_and_ends_early(tmp_path):
-    source, lengths = opened(write_sound(tmp_path / "a.mkv", codec="pcm_s16le", rate=8000, late=4000))
-    audio = dataload.windows(source, lengths, seconds=1, fps=10)[2]["audio"]
-    whole = heard(tmp_path / "a.mkv")
-    assert not audio[:, :2400].any()
-    assert (audio == whole[:, 1600:9600]).all()
-    short = write_sound(tmp_path / "b.mkv", codec="pcm_s16le", rate=8000)
-    source, lengths = opened(short, sample_rate=12_000)
-    last = dataload.windows(source, lengths, seconds=1, fps=10, ends="pad")[39]["audio"]
-    assert last[:, :1100].any(axis=1).all()
-    assert not last[:, 1200:].any()
-
-
 def drift(path, seconds):
     source, lengths = opened(path)
     windows = dataload.windows(source, lengths, seconds=1, fps=1)
@@ -123,11 +108,6 @@ def drift(path, seconds):
 
 
 SPARSE = {"rate": 16_000, "layout": "mono", "fps": 1, "gop": 60, "options": {"aac_pns": "0", "aac_coder": "fast"}}
-
-
-def test_no_drift(tmp_path):
-    for name in ("a.mp4", "a.mkv"):
-        drift(write_sound(tmp_path / name, 60, **SPARSE), 60)
 
 
 @pytest.mark.slow_suite
@@ -168,18 +148,6 @@ def test_sound_needs_windows_by_time(tmp_path):
         dataload.windows(source, lengths, offsets={"audio": [0, 1]}, fps=10)
     with pytest.raises(ConfigError, match="sample_rate"):
         dataload.open(tmp_path / "a.mp4", sample_rate=0)
-
-
-def test_the_table_of_the_sound_is_kept(tmp_path, monkeypatch):
-    path = write_sound(tmp_path / "a.mp4", **AAC)
-    os.utime(path, (1_700_000_000, 1_700_000_000))
-    source, lengths = opened(path)
-    first = dataload.windows(source, lengths, seconds=1, fps=2)[1]
-    for name in ("build_table", "build_audio_table"):
-        monkeypatch.setattr(file, name, lambda *_: pytest.fail("the table was made again"))
-    again = dataload.windows(*opened(path), seconds=1, fps=2)[1]
-    assert (again["audio"] == first["audio"]).all()
-    assert (again["frame"] == decoded(path)[0][[1, 6]]).all()
 
 
 def test_damaged_sound(tmp_path):

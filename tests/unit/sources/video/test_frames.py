@@ -109,19 +109,6 @@ def test_groups_that_fit_are_decoded_once_by_several_threads(groups, random, thr
     reader.close()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_decode_before_anything_is_read(threads):
-    made, all_decode = Made([2] * threads), threading.Barrier(threads + 1)
-
-    def decode(indices):
-        all_decode.wait(20)
-        return made.decode(indices)
-
-    frames = DecodedFrames(made.ends, (2,), decode, 1000)
-    with closing(frames.follow(planned([[2 * number] for number in range(threads)], 1), threads)):
-        all_decode.wait(20)
-
-
 @pytest.mark.parametrize(("last", "decodes"), [([[4], [0]], [2, 1]), ([[0], [4]], [1, 2])])
 def test_frames_that_are_read_last_make_room(last, decodes):
     made = Made([4, 4])

@@ -14,7 +14,7 @@ from videos import decoded, write_video
 
 import dataload
 import dataload.sources.video.file as file
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage.kept import CachedTable, Place, read_arrays, read_key, write_arrays
@@ -151,22 +151,6 @@ def test_each_video_of_a_source_is_turned_as_it_says(tmp_path):
         assert (scaled[4]["frame"] == dataload.open(tmp_path / "b.mp4", size=(24, 20))[1]["frame"]).all()
 
 
-def test_a_later_video_that_cannot_be_decoded_is_an_error_of_its_frames(tmp_path):
-    for name in "ab":
-        write_video(tmp_path / f"{name}.avi", 10, codec="mpeg4", b_frames=0, gop=5)
-    remuxed(tmp_path / "b.avi", tmp_path / "c.avi", lambda packets: packets)
-    (tmp_path / "b.avi").unlink()
-    data = bytearray((tmp_path / "c.avi").read_bytes())
-    begin = data.index(b"movi") + 12
-    data[begin : begin + 200] = bytes(200)
-    (tmp_path / "c.avi").write_bytes(data)
-    source = dataload.open(tmp_path)
-    assert len(source) == 20
-    with pytest.raises(CorruptFileError, match=r"c\.avi"):
-        source[10]
-    assert source[9]["frame"].shape == (32, 48, 3)
-
-
 def remuxed(path, to, packets):
     """Write the packets of a video that `packets` chooses to another one, as they are."""
     with av.open(str(path)) as source, av.open(str(to), "w") as container:
@@ -238,18 +222,6 @@ def test_a_pool_shuffle_decodes_each_group_once(tmp_path, executor):
         source.close()
         with pytest.raises(dataload.errors.ClosedSourceError):
             source[0]
-
-
-def test_videos_that_are_joined(tmp_path):
-    first, second = (dataload.open(write_video(tmp_path / name, 30, gop=10)) for name in ("a.mp4", "bc.mp4"))
-    images = np.concatenate([decoded(tmp_path / name)[0] for name in ("a.mp4", "bc.mp4")])
-    for source in (dataload.concat([first, second]), dataload.concat([first[:30], second])):
-        assert (source[35]["frame"] == images[35]).all()
-        with dataload.Loader(source, batch_size=8, shuffle=True, num_workers=2, epochs=1) as loader:
-            for batch in loader:
-                rows = [int(key.split("/")[1]) + 30 * (key[0] == "b") for key in batch["__key__"]]
-                assert (batch["frame"] == images[rows]).all()
-    assert first.frames_decoded < 2 * 40
 
 
 def test_a_global_shuffle_of_many_frames_warns(tmp_path):
@@ -354,47 +326,6 @@ def test_groups_that_do_not_fit_are_decoded_once_if_they_are_read_in_order(four,
         assert source.frames_decoded == 240
 
 
-def test_streams_resume_within_a_group(four):
-    source = dataload.open(four)
-    with dataload.Loader(source, sampler=stream_order(source), num_workers=2, epochs=2) as loader:
-        batches = iter(loader)
-        for _ in range(13):
-            next(batches)
-        state = loader.state_dict()
-        rest = [*batches]
-    again = dataload.open(four)
-    with dataload.Loader(again, sampler=stream_order(again), num_workers=2, epochs=2) as loader:
-        loader.load_state_dict(state)
-        for expected, batch in zip(rest, loader, strict=True):
-            assert np.array_equal(expected["__key__"], batch["__key__"])
-            assert (expected["frame"] == batch["frame"]).all()
-    assert again.frames_decoded <= 2 * 240 - 2 * 13 * 3 + 2 * 30  # the two groups from their keyframes
-
-
-def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):
-    source = dataload.open(write_video(tmp_path / "a.mp4", 24))
-    copied = pickle.loads(pickle.dumps(source))
-    assert (copied[5]["frame"] == source[5]["frame"]).all()
-    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
-        batches = iter(loader)
-        first = next(batches)
-        source.close()
-        frames = np.concatenate([first["frame"], *[batch["frame"] for batch in batches]])
-    assert (frames == decoded(tmp_path / "a.mp4")[0]).all()
-
-
-def test_damage_that_worker_processes_meet(tmp_path):
-    path = write_video(tmp_path / "a.avi", 40, codec="mpeg4", b_frames=0, gop=10)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)
-    path.write_bytes(data)
-    settings = {"batch_size": 4, "num_workers": 1, "executor": "processes", "epochs": 1}
-    with dataload.Loader(dataload.open(path), **settings) as loader, pytest.raises(WorkerError, match=r"a\.avi"):
-        list(loader)
-    with dataload.Loader(dataload.open(path), **settings, on_error="skip") as loader:
-        assert 30 <= sum(len(batch["frame"]) for batch in loader) < 40
-
-
 def test_what_is_no_video(tmp_path):
     (tmp_path / "playlist.mp4").write_text("#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
     (tmp_path / "empty.mkv").write_bytes(b"")
@@ -454,18 +385,6 @@ def test_frames_that_are_not_where_the_table_has_them_say_where_they_are(tmp_pat
                 with pytest.raises(CorruptFileError) as caught:
                     source[wanted]
                 assert str(caught.value) == f"{path}, record {index}: the frame at {message}"
-
-
-def test_a_file_that_was_cut_off(tmp_path):
-    path = write_video(tmp_path / "a.mkv", 40, gop=10)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    images = decoded(path)[0]
-    try:
-        source = dataload.open(path)
-    except CorruptFileError:
-        return
-    assert (source.read_batch(range(len(source)))["frame"] == images[: len(source)]).all()
 
 
 def test_a_file_that_changes(tmp_path):

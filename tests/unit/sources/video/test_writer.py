@@ -86,21 +86,6 @@ def test_a_folder_of_videos_comes_back_from_a_conversion(tmp_path):
     ]
 
 
-def test_shards_and_a_resumed_run_write_the_same_bytes(tmp_path):
-    source = [{"image": image} for image in moving(20)]
-    options = {"writer_options": {"frame": "image", "gop": 3}, "shards": 3}
-    convert(source, tmp_path / "one" / "x.mp4", **options)
-    for part in (1, 2):
-        convert(source, tmp_path / "two" / "x.mp4", part=(part, 2), **options)
-    convert(source, tmp_path / "two" / "x.mp4", merge=True, **options)
-    names = sorted(path.name for path in (tmp_path / "one").glob("*.mp4"))
-    assert names == [f"x-0000{number}-of-00003.mp4" for number in range(3)]
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    with dataload.open(tmp_path / "two") as source:
-        assert source.shard_lengths == (6, 7, 7)
-
-
 def test_videos_by_a_field(tmp_path):
     records = [{"frame": image, "episode": number // 5} for number, image in enumerate(moving(15))]
     write(tmp_path / "out", records, video="episode")
@@ -134,15 +119,3 @@ def test_what_is_refused_leaves_nothing(tmp_path, name, records, message):
     with pytest.raises(ConfigError, match=message):
         write(tmp_path / name, records)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_refused_record_leaves_the_others(tmp_path):
-    images = moving(4)
-    with dataload.create(tmp_path / "a.mp4", **EXACT) as writer:
-        for image in images:
-            writer.write({"frame": image})
-            with pytest.raises(ConfigError, match="uint8"):
-                writer.write({"frame": image[0]})
-        assert len(writer) == 4
-    assert 0 < writer.stored_bytes < os.path.getsize(tmp_path / "a.mp4")
-    assert np.array_equal(decoded(tmp_path / "a.mp4")[0], images)

@@ -80,30 +80,3 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path
             assert in_fork(lambda: check(uncompressed)) == 0
         assert in_fork(lambda: in_fork(check_refused) == 0 or os._exit(3)) == 0
         check(source)
-
-
-@pytest.mark.parametrize(
-    ("method", "with_package"),
-    [
-        ("fork", False),
-        *(pytest.param("forkserver", each, marks=pytest.mark.slow_suite) for each in (True, False)),
-        # The library of the package does not let a forked worker end: torch kills it after five seconds.
-        pytest.param("fork", True, marks=pytest.mark.slow_suite),
-    ],
-)
-def test_workers_of_torch(path, plain, records, method, with_package):
-    torch = pytest.importorskip("torch")
-
-    def read(source):
-        loader = torch.utils.data.DataLoader(
-            source, batch_size=16, shuffle=True, num_workers=1, collate_fn=list, multiprocessing_context=method
-        )
-        return sorted(record for batch in loader for record in batch)
-
-    if not with_package:
-        assert read(ArrayRecordSource(plain)) == sorted(records)
-    elif method == "fork":
-        with pytest.raises(ConfigError, match='start workers with multiprocessing_context="forkserver"'):
-            read(ArrayRecordSource(path))
-    else:
-        assert read(ArrayRecordSource(path)) == sorted(records)

@@ -87,43 +87,6 @@ def test_ranks_stay_equal_whichever_records_are_bad(tail, world_size):
     assert any(not len(batch["index"]) for batch in every)
 
 
-@pytest.mark.parametrize("executor", ["none", "threads"])
-def test_the_budget_is_counted_over_epochs_and_raised_at_its_step(executor, tmp_path):
-    """Of 21 steps; after the error the state is that before its step."""
-    all_bad = [(epoch, index // 2, index) for epoch in range(4) for index in sorted(BAD)]
-    for max_bad in (0, 1, 4, 5, 11):
-        path, received = tmp_path / f"{max_bad}.jsonl", []
-        settings = {"batch_size": 2, "transform": fail_on_bad, "on_error": "skip", "max_bad": max_bad}
-        with Loader(RangeSource(LENGTH), error_report=path, **settings, **EXECUTORS[executor]) as loader:
-
-            def receive(loader=loader, received=received):
-                for epoch in itertools.count():
-                    for step, batch in enumerate(loader):
-                        assert not set(batch["index"].tolist()) & BAD
-                        received.append((epoch, step))
-
-            with pytest.raises(WorkerError) as caught:
-                receive()
-            epoch, step, _ = all_bad[max_bad]  # the first that is too much
-            steps = [(e, s) for e in range(4) for s in range(21)]
-            assert received == steps[: steps.index((epoch, step))]
-            assert (caught.value.epoch, caught.value.step) == (epoch, step)
-            state = loader.state_dict()
-            assert (state["epoch"], state["position"]) == (epoch, 2 * step)
-        assert [line["index"] for line in lines(path)] == [bad for e, s, bad in all_bad if (e, s) <= (epoch, step)]
-
-
-@pytest.mark.parametrize("executor", ["none", "threads"])
-def test_a_budget_that_is_spent_at_the_first_step_loses_no_step(executor):
-    settings = {"batch_size": 50, "transform": fail_on_bad, "on_error": "skip", "max_bad": 0}
-    with Loader(RangeSource(LENGTH), **settings, **EXECUTORS[executor]) as loader:
-        for _ in range(2):
-            with pytest.raises(WorkerError, match="step 0 of epoch 0 failed: bad records so far"):
-                next(iter(loader))
-            state = loader.state_dict()
-            assert (state["epoch"], state["position"]) == (0, 0)
-
-
 def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_path):
     path, made = tmp_path / "bad.jsonl", threading.Event()
 

@@ -231,19 +231,6 @@ def test_inspect_of_other_kinds_of_data(tmp_path):
     assert "record 0: b'one'" in text
 
 
-def test_inspect_shows_the_manifest(tmp_path, data):
-    (tmp_path / "b").mkdir()
-    ok("convert", data / "a-*.syr", tmp_path / "b" / "b.lmdb", "--shards", 2, "--codec", "msgpack")
-    text = ok("inspect", tmp_path / "b")
-    assert text.startswith("lmdb: 8 records in 2 shards, ")
-    assert "\ndataload.json: b-{00000..00001}-of-00002.lmdb, codec='msgpack'\n" in text
-    found = facts("inspect", tmp_path / "b")
-    pattern = "b-{00000..00001}-of-00002.lmdb"
-    assert found["manifest"] == [{"pattern": pattern, "options": {"codec": "msgpack"}, "hashed": True}]
-    assert found["fields"]["x"] == {"dtype": "float64", "shape": [2, 3]}
-    assert ok("verify", tmp_path / "b") == "8 records in 2 files: all can be read\n"
-
-
 # convert
 
 

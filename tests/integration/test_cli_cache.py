@@ -19,7 +19,6 @@ import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
-from dataload.storage import LocalStorage
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -313,21 +312,6 @@ def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_indexes_of_data_at_urls_go_one_by_one(tmp_path):
-    room = tmp_path / "indexing"
-    room.mkdir()
-    for name in ("one.log", "two.log"):
-        (room / name).touch()
-    with LocalStorage().lock(str(room / "one.log")):
-        assert kinds("cache", "status", "--cache", tmp_path) == [
-            ("index", ""), *[("index", f"process {os.getpid()}")] * 2
-        ]  # fmt: skip
-        cache("prune", "--all", "--yes", "--cache", tmp_path)
-        assert sorted(os.listdir(room)) == [".one.log.lock", "one.log"]
-    cache("prune", "--all", "--yes", "--cache", tmp_path)
-    assert os.listdir(room) == []
-
-
 def test_lengths_go_only_if_no_manifest_and_no_index_needs_them(tmp_path):
     filtered(tmp_path)
     index_shards(str(tmp_path), measuring=Measuring())
@@ -345,21 +329,6 @@ def test_lengths_go_only_if_no_manifest_and_no_index_needs_them(tmp_path):
     (tmp_path / "dataload.json").write_bytes(b"damaged" + named.name.encode() + orphan.name.encode())
     cache("prune", "--all", "--yes", tmp_path)
     assert [named.exists(), orphan.exists()] == [True, True]
-
-
-def test_status_knows_where_jobs_are_unfinished(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-
-    def stop(done, total):
-        if done > 5:
-            raise KeyboardInterrupt
-
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        convert(dataload.RangeSource(8), "a.syr", shards=8, progress=stop)
-    assert {(os.path.dirname(each["path"]), each["kind"]) for each in facts("cache", "status")["kept"]} == {
-        (str(tmp_path), "conversion")
-    }
 
 
 @pytest.mark.slow

@@ -65,12 +65,3 @@ def test_bad_records_are_left_out_by_their_report(tmp_path, photos):
     message = "--exclude and --error-report contradict each other: the report would number the remaining records"
     refused = fail(2, "convert", photos, tmp_path / "d.syr", "--exclude", report, "--error-report", report)
     assert message in refused.stderr
-
-
-def test_the_fields_of_a_folder_are_measured(photos):
-    (photos / "a" / "04.png").unlink()
-    result = run("stats", photos)
-    assert result.exit_code == 0, result.output
-    assert "29 records" in result.stdout
-    assert "(40, 40, 3)" in result.stdout
-    assert result.stdout.splitlines()[-1] == "not kept: the data are single files"

@@ -137,33 +137,7 @@ def test_steps_of_a_rank_and_of_all_ranks_together(config):
     assert line == f"15: {' '.join(map(str, one[15][2::4]))} {' '.join([f'({one[15][-1]})'] * 6)}"
 
 
-def test_many_steps_come_in_blocks_that_join(config):
-    """Of 16,384 rows each."""
-    found = lines(config, "--set", "source.path=range:40000", "--set", "loader.shuffle=false", "--steps", "0:2500")
-    assert [line["indices"] for line in found] == [[*range(start, start + 16)] for start in range(0, 40_000, 16)]
-    assert (
-        lines(config, "--set", "source.path=range:40000", "--steps", "1022:1026")
-        == lines(config, "--set", "source.path=range:40000", "--steps", "0:1030")[1022:1026]
-    )
-
-
 # The report
-
-
-def test_the_report_in_words(config):
-    text = text_of(config)
-    head, counts, first, *_ = text.splitlines()
-    assert head == "GlobalShuffle(length=1000, seed=3, parent=None)"
-    assert "1,000 positions in 63 steps of 16 records on 1 rank" in counts
-    assert first == f"step 0: {' '.join(map(str, batches(config)[0][:10]))} ..."
-    report = order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=16))
-    for name in ("displacement", "mixing", "multiplicity"):
-        assert f"\n{name}: {getattr(report, name).verdict}\n" in text
-    (row,) = (line for line in text.splitlines() if line.startswith("parts per batch"))
-    found = report.mixing.per_batch
-    assert row.split()[-3:] == [f"{found.found:.4g}", f"{found.ideal:.4g}", f"{found.ratio:.2f}"]
-    assert "note: the data have a single shard: 100 equal parts" in text
-    assert "sample" not in text
 
 
 def test_the_report_notes_samples_and_records_that_do_not_come(config):
@@ -181,12 +155,6 @@ def test_the_report_as_json_is_that_of_the_library(config):
     assert found["report"] == json.loads(json.dumps(report.to_json()))
     assert found["first_indices"] == [batch[:10] for batch in batches(config, "loader.batch_size=32", epoch=1)[:3]]
     assert (found["world_size"], found["rows_per_step"], found["steps"], found["pool"]) == (2, 32, 32, None)
-
-
-def test_the_files_of_the_data_are_its_shards(shards):
-    found = facts("order", shards, "--set", "loader.shuffle=false")["report"]["mixing"]
-    assert (found["shards"], found["noun"]) == (40, "shards")
-    assert found["per_batch"]["found"] == pytest.approx((8 * 4 + 2 * 10) / 50 + 0.56, abs=0.2)
 
 
 def test_the_filler_of_length_buckets(config, tmp_path):
@@ -280,13 +248,6 @@ def test_the_picture_carries_the_data():
     assert_no_overlap(figure)
 
 
-def test_steps_are_integers_even_if_there_are_few():
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), ShardLayout.of(9))
-    figure.draw_without_rendering()
-    ticks = [tick for tick in figure.axes[2].get_xticks() if 0 <= tick <= 2]
-    assert ticks == [0, 1, 2]
-
-
 def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
     _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), ShardLayout.of(10**10), "long")
     assert figure.texts[1].get_text() == "long (a sample: 261,120 positions of 10,000,000,000)"
@@ -366,21 +327,6 @@ def test_the_facts_of_streams_are_those_of_the_batches(streams, overrides, epoch
     assert report["multiplicity"]["never"] == np.count_nonzero(counts == 0)
     pairs = np.stack([columns["stream_id"], columns["offset"]], axis=2)
     assert found["first_rows"] == pairs[:3].tolist()
-
-
-def test_streams_in_words(streams):
-    head, counts, _, first, *rest = text_of(streams).splitlines()
-    columns = served(streams)
-    begins = columns["is_first"].sum()
-    assert head.startswith("StreamSampler(8 sequences, 100 records, rows=6, chunk=1, mode='split'")
-    assert counts == "100 records in 7 sequences of 1 to 40 records; epoch 0 has 17 steps of 6 rows on 1 rank"
-    pairs = zip(columns["stream_id"][0], columns["offset"][0], strict=True)
-    assert first == f"step 0: {' '.join(f'{stream}:{offset}' for stream, offset in pairs)}"
-    facts = dict(line.split(": ", 1) for line in rest if ": " in line)
-    assert facts["beginnings"].startswith(f"a row starts a new sequence every {100 / begins:.1f} steps (")
-    assert facts["continuing"] == "all rows"
-    assert facts["filler"] == "2.0% of the slots hold no record"
-    assert not {"mixing", "displacement"} & set(facts)
 
 
 def test_streams_in_words_where_rows_are_filled_up_or_from_anywhere(streams):

@@ -77,13 +77,6 @@ def write(name, source, **sections):
         file.write("\n".join(lines))
 
 
-def test_the_order_is_shown_as_it_is_written_in_python(config):
-    assert "order: GlobalShuffle(" in show(config, "--step", 0, "--rows", 1)
-    sampler = {"kind": "length_buckets", "length_of": "audio", "max_tokens": 1600}
-    write("buckets.toml", "data.syr", sampler=sampler, loader={})
-    assert "order: BucketBatchSampler(" in show("buckets.toml", "--step", 0, "--rows", 1)
-
-
 def loader(**settings):
     return dataload.Loader(dataload.open("data.syr"), shuffle=True, seed=3, **{"batch_size": 4, **settings})
 
@@ -158,17 +151,6 @@ def test_packed_rows_show_their_segments_and_records():
         assert len(page.all("i")) == sum(len(np.unique(row)) for row in packed.batch(0, 1)["segment_ids"])
     shown = [attributes.get("class") for attributes in page.all("span") if (attributes.get("class") or "")[:1] in "tp"]
     assert len(shown) == 2 * 16
-
-
-def test_rows_of_streams_say_what_they_continue():
-    np.save("lengths.npy", [6, 6, 8])
-    sampler = {"kind": "streams", "lengths": "lengths.npy", "chunk": 2, "mode": "pack", "ends": "pad"}
-    write("streams.toml", "range:20", sampler=sampler, loader={"batch_size": 2})
-    show("streams.toml", "--step", "0:2", "--html", "page.html")
-    page = Parsed("page.html")
-    first, second = page.text.split("epoch 0, step 1")[-2:]
-    assert "begins here" in first
-    assert "continues row 0 of the step before" in second
 
 
 def test_the_steps_around_a_state(config):

@@ -30,17 +30,6 @@ def config(tmp_path):
     return path
 
 
-def test_a_table_and_a_verdict(config):
-    *lines, verdict = timeline(config, "--steps", 10, "--model-ms", 20).splitlines()
-    assert lines[0].startswith("10 batches, 80 rows, ")
-    for stage in ("read", "transform", "collate"):
-        assert [line for line in lines if line.startswith(f"  {stage} ")]
-    made = [line.split(" made ") for line in lines if " made " in line]
-    assert sum(int(rest.split()[0]) for _, rest in made) == 10
-    assert {name for name, _ in made} <= {"dataload-0", "dataload-1", CONSUMER}
-    assert verdict.startswith("limit: ")
-
-
 def test_a_fleet_is_estimated(config):
     slow = ("--steps", 8, "--model-ms", 20, "--set", "loader.num_workers=0")
     line = next(line for line in timeline(config, *slow, "--fleet", 4).splitlines() if line.startswith("a fleet of 4"))
@@ -166,16 +155,6 @@ def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer():
     title, about = texts_of(axes.figure)
     assert title == "Limit: read"
     assert about.startswith("train.toml: step 0 of epoch 0 to step 0 of epoch 1")
-    assert_no_overlap(axes.figure)
-
-
-def test_many_short_steps():
-    made = Timeline()
-    made.steps = [step(n, "dataload-0", n, n, ("read", n, n + 0.5), epoch=n // 40) for n in range(600)]
-    made.work = [(n, n + 1) for n in range(600)]
-    axes, bars = drawn(made)
-    assert {text.get_text() for text in axes.texts} == {"busy 50%", "waits 0%"}
-    assert sum(what == "read" for what, *_ in bars) == 600
     assert_no_overlap(axes.figure)
 
 

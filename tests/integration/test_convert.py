@@ -73,15 +73,6 @@ def test_any_format_to_any_format(originals, tmp_path, origin, target):
     assert {os.path.basename(path) for path in report.paths} <= {*os.listdir(tmp_path)}
 
 
-@pytest.mark.parametrize(("origin", "target"), [("lmdb", "array_record"), ("array_record", "lmdb")])
-def test_plain_bytes_stay_what_they_are(originals, tmp_path, origin, target):
-    source = dataload.open(originals / f"a{FORMATS[origin][0]}", codec="raw")
-    report = convert(source, tmp_path / f"b{FORMATS[target][0]}", shards=2)
-    assert report.notes == ()
-    assert list(dataload.open(report.pattern)) == list(source)
-    assert all(isinstance(record, bytes) for record in source)
-
-
 @pytest.mark.parametrize("target", ["syrah", "torchrecord", "tar"])
 def test_plain_bytes_become_a_field_where_there_are_only_fields(originals, tmp_path, target):
     source = dataload.open(originals / "a.lmdb", codec="raw")

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from command_line import fail, ok
 from converted import content
 
 import dataload
@@ -138,25 +137,6 @@ def changed(original, tmp_path_factory):
         yield opened
 
 
-def test_a_part_whose_source_has_changed(source, changed, tmp_path):
-    parts = tmp_path / "parts"
-    run_parts(source, parts, [1, 2])
-    differs = r"b\.syr\.convert\.json is the journal of a different conversion\n  source: \w+ when it began, \w+ now$"
-    with pytest.raises(ConfigError, match=r"cannot write a part without overwrite=True: .*" + differs):
-        run_parts(changed, parts, [3])
-    run_parts(source, parts, [3])
-    with pytest.raises(ConfigError, match=r"cannot merge: .*" + differs):
-        merge(changed, parts)
-    run_parts(changed, parts, [3], overwrite=True)  # begins the conversion anew
-    with pytest.raises(ConfigError, match=r"parts 1/3, 2/3 have not run, or have not finished"):
-        merge(changed, parts)
-    assert [report.resumed for report in run_parts(changed, parts, [1, 2])] == [0, 0], "logs of another run"
-    merge(changed, parts)
-    with dataload.open(parts) as found:
-        assert found[20]["n"] == -1
-    assert content(parts) == one_run(changed, tmp_path / "one")
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -175,20 +155,6 @@ def test_two_plans_for_one_destination(source, tmp_path, arguments, line):
     with pytest.raises(ConfigError, match=rf"is the journal of a different conversion\n  {line}"):
         convert(source, tmp_path / "b.syr", **{"shards": 5, "part": (1, 3), **arguments})
     assert content(tmp_path) == before
-
-
-def test_the_log_of_another_data_set_or_part(source, tmp_path):
-    run_parts(source, tmp_path, [1, 2, 3])
-    run_parts(source, tmp_path, [1, 2, 3], name="c.syr")
-    expected = log(tmp_path, 2).read_bytes()
-    for foreign in (".c.syr.convert.2-of-3.log", ".b.syr.convert.1-of-3.log"):
-        log(tmp_path, 2).write_bytes((tmp_path / foreign).read_bytes())
-        with pytest.raises(ConfigError, match=NO_LOG):
-            merge(source, tmp_path)
-    log(tmp_path, 2).write_bytes(expected)
-    merge(source, tmp_path)
-    merge(source, tmp_path, name="c.syr")
-    assert len(dataload.open(tmp_path / "c-*.syr")) == COUNT
 
 
 def test_a_shard_that_has_changed_is_not_merged(source, tmp_path):
@@ -318,14 +284,3 @@ def test_arguments_that_make_no_sense(source, tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         convert(source, tmp_path / "b.syr", shards=5, **arguments)
     assert os.listdir(tmp_path) == []
-
-
-def test_the_command(original, source, tmp_path):
-    (tmp_path / "parts").mkdir()
-    command = ["convert", original, tmp_path / "parts/b.syr", "--shards", 5]
-    assert "4 records in " in ok(*command, "--part", "1/3")
-    assert "parts 2/3, 3/3 have not run" in fail(2, *command, "--merge").stderr
-    for part in ("3/3", "2/3", "3/3"):
-        ok(*command, "--part", part)
-    assert "23 records in " in ok(*command, "--merge")
-    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")

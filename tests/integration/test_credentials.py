@@ -16,10 +16,7 @@ import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import (
-    ConfigError,
-    SourceNotFoundError,
     StoreError,
-    WorkerError,
     message_of,
     redacted,
     traceback_of,
@@ -175,13 +172,6 @@ def test_a_list_of_urls_is_refused_without_their_credentials():
     with pytest.raises(TypeError) as error:
         dataload.Loader([f"https://me:{MARK}@host/x.tar"], batch_size=1)
     assert MARK not in str(error.value)
-
-
-def test_attributes_of_errors():
-    error = ConfigError("no", key="paths", value=["https://me:secret@h", ("s3://b/x?sig=secret", 3)])
-    assert error.value == ["https://***@h", ("s3://b/x?***", 3)]
-    assert SourceNotFoundError("no", path="https://me:secret@h/x").path == "https://***@h/x"
-    assert "secret" not in str(WorkerError("OSError: https://me:secret@h", step=0, epoch=0))
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://[::1", ""])

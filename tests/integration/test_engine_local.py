@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import command_line
 import part_sources
 import pytest
 from command_line import fail, ok
@@ -63,17 +62,6 @@ def test_the_bytes_of_one_run(source, expected, tmp_path):
     assert content(tmp_path / "parts") == expected
 
 
-def test_a_function_and_its_bad_records(source, expected, tmp_path):
-    options = {"map": part_sources.drop_odd, "on_error": "skip", "max_bad": 5, "overwrite": True}
-    one = convert(source, tmp_path / "one/b.syr", shards=SHARDS, error_report=tmp_path / "one.jsonl", **options)
-    report = run(source, tmp_path, error_report=tmp_path / "parts.jsonl", **options)
-    assert content(tmp_path / "parts") == content(tmp_path / "one")
-    assert (report.records, report.skipped, report.bad_records) == (one.records, 2, one.bad_records)
-    assert [bad.index for bad in report.bad_records] == [4, 30]
-    lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "parts.jsonl")]
-    assert lines[0] == lines[1]
-
-
 def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
     (tmp_path / "parts").mkdir()
     source.unpicklable = lambda: None
@@ -122,19 +110,6 @@ def test_an_interrupted_run_without_an_engine_is_not_continued_with_one(expected
         run(Eventful(tmp_path / "log", "corrupt", times=99), tmp_path, engine=None)
     with pytest.raises(ConfigError, match=r"was begun without an engine: continue without one, or pass overwrite=True"):
         run(Eventful(tmp_path / "log", "corrupt", times=0), tmp_path, resume=True)
-
-
-def test_an_error_of_the_data_keeps_its_class_and_is_not_tried_again(tmp_path, expected):
-    source = Eventful(tmp_path / "log", "corrupt", times=99)
-    with pytest.raises(CorruptFileError) as caught:
-        run(source, tmp_path)
-    assert str(caught.value) == "part 3/5: a.tar, byte 512, record 3: the checksum is wrong"
-    assert (caught.value.path, caught.value.offset, caught.value.index) == ("a.tar", 512, 3)
-    assert "in the process of part 3/5" in caught.value.__notes__[0]
-    assert "in corrupt" in caught.value.__notes__[0]
-    assert len(source.events()) == 1
-    with pytest.raises(SourceError, match=r"^part 3/5: Odd: strange"):
-        run(Eventful(tmp_path / "odd", "raise_own"), tmp_path, resume=True)
 
 
 def test_ctrl_c_deletes_what_is_half_written_and_can_be_resumed(expected, source, tmp_path):
@@ -270,24 +245,6 @@ def test_convert_by_the_command_line(data, tmp_path):
     assert content(tmp_path / "parts") == content(tmp_path / "one")
     note = ok("convert", data, tmp_path / "c.tar", "--engine", "local").splitlines()[0]
     assert note == "note: one shard is one part: with --shards N, or --records-per-shard N, parts run at the same time"
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--engine", "local", "--workers", "2", "--parts=3"),
-        ("--workers", "2", "--engine=local", "--parts", "3"),
-        ("--engine", "local:workers=2", "--parts", "3"),
-    ],
-)
-def test_flags_of_engines_are_settings_of_the_engine(data, monkeypatch, flags):
-    engines = []
-    monkeypatch.setattr(LocalEngine, "run", lambda engine, task, count, advance: engines.append((engine, count)) or [])
-    assert ok("verify", data, "--engine", "local:workers=2,parts=3")
-    result = command_line.run("verify", data, *flags)
-    assert result.exit_code == 0
-    assert re.search("warning: --.* deprecated: write --engine local:workers=2,parts=3", result.stderr)
-    assert engines == [(LocalEngine(num_workers=2, parts=3), 3)] * 2
 
 
 def test_an_interrupted_command_says_how_to_continue(data, tmp_path, monkeypatch):

@@ -73,25 +73,6 @@ def test_a_path_a_pattern_and_a_revision_name_what_they_do_at_the_hub(hub: Hub, 
     assert not hub.requested("/data") or hub.requested("/files/data/train-")
 
 
-def test_a_revision_is_resolved_once_and_for_all_processes(hub: Hub) -> None:
-    with dataload.open("hf://datasets/org/numbers/data") as source:
-        assert values(source) == FIRST + SECOND
-        hub.revisions["main"] = NEW
-        again = pickle.loads(pickle.dumps(source))
-        assert values(again) == FIRST + SECOND
-    assert hub.requested("/revision/") == 1
-
-
-def test_a_fingerprint_is_that_of_the_same_local_files(hub: Hub, tmp_path: Path) -> None:
-    for name in ("train-0.parquet", "train-1.parquet"):
-        (tmp_path / name).write_bytes(hub.commits[OLD][f"data/{name}"])
-    urls = (f"hf://datasets/org/numbers{revision}/data/*.parquet" for revision in ("", "@v1", f"@{OLD}"))
-    states = [
-        dataload.Loader(dataload.open(url), batch_size=8).state_dict() for url in (*urls, str(tmp_path / "*.parquet"))
-    ]
-    assert states == [states[0]] * 4
-
-
 def test_the_token_goes_to_the_endpoint_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "hf_secret"
     with pytest.raises(SourceNotFoundError, match="set HF_TOKEN"):

@@ -10,8 +10,7 @@ from command_line import ok
 import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
-from dataload.storage import storage_of
+from dataload.errors import ConfigError, SourceNotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +67,6 @@ def test_parts_in_any_order_and_twice(shards, order):
     assert [name for name in os.listdir(shards) if name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_several_data_sets(original, tmp_path, count):
-    directory = tmp_path / "lmdb [1]"
-    shutil.copytree(original / "lmdb [1]", directory)
-    index_shards(str(directory))
-    expected = (directory / "dataload.json").read_bytes()
-    run_parts(directory, range(1, count + 1), count)
-    merge(directory)
-    assert (directory / "dataload.json").read_bytes() == expected
-
-
 def test_a_part_that_was_interrupted_resumes_and_one_that_is_missing_is_named(shards):
     def stop(done, total):
         if done:
@@ -93,66 +81,12 @@ def test_a_part_that_was_interrupted_resumes_and_one_that_is_missing_is_named(sh
         merge(shards)
 
 
-def test_a_merge_waits_for_no_other_run(shards):
-    run_parts(shards, [1, 2, 3])
-    whole = str(shards / ".dataload.json.index.log")
-    with storage_of(whole).lock(whole), pytest.raises(SourceError, match=r"another process is writing to .*index\.log"):
-        merge(shards)
-    merge(shards)
-
-
-@pytest.mark.parametrize("cut", [0, 50, -1])
-def test_a_torn_log(shards, cut):
-    run_parts(shards, [1, 2, 3])
-    log = shards / ".dataload.json.index.2-of-3.log"
-    log.write_bytes(log.read_bytes().rstrip()[:cut])
-    with pytest.raises(ConfigError, match=UNFINISHED.format("2/3")):
-        merge(shards)
-    run_parts(shards, [2])
-    merge(shards)
-
-
 def test_logs_of_two_plans(shards):
     run_parts(shards, [1, 2, 3])
     run_parts(shards, [1], 2)
     message = r"d has logs of 2 and of 3 parts: delete those that are wrong \(\.dataload\.json\.index\.\*\)"
     with pytest.raises(ConfigError, match=message):
         merge(shards)
-
-
-def test_the_log_of_other_shards_or_options(shards, original, tmp_path):
-    run_parts(shards, [1, 2, 3])
-    shutil.copy(shards / ".dataload.json.index.1-of-3.log", shards / ".dataload.json.index.2-of-3.log")
-    with pytest.raises(ConfigError, match=UNFINISHED.format("2/3")):
-        merge(shards)
-    run_parts(shards, [2])
-    shutil.copy(shards / "a-00000-of-00005.syr", shards / "b.syr")
-    with pytest.raises(ConfigError, match=UNFINISHED.format("3/3")):
-        merge(shards)
-    shutil.copytree(original / "lmdb [1]", tmp_path / "lmdb")
-    run_parts(tmp_path / "lmdb", [1, 2, 3])
-    with pytest.raises(ConfigError, match=UNFINISHED.format("1/3, 2/3, 3/3")):
-        merge(tmp_path / "lmdb", options={"codec": "msgpack"})
-    merge(tmp_path / "lmdb")
-
-
-def test_a_shard_that_has_changed(shards):
-    run_parts(shards, [1, 2, 3])
-    shard = shards / "a-00003-of-00005.syr"
-    with dataload.create(shard, overwrite=True) as writer:
-        writer.write({"x": np.zeros(4), "n": np.array(0)})
-    message = r"a-00003-of-00005\.syr is missing, or has changed since it was finished: run its part again"
-    with pytest.raises(ConfigError, match=message):
-        merge(shards)
-    run_parts(shards, [3])
-    merge(shards)
-
-
-def test_arguments_that_make_no_sense(shards):
-    with pytest.raises(ConfigError, match="merge writes no shards: pass it without part"):
-        merge(shards, part=(1, 2))
-    with pytest.raises(ConfigError, match="cannot split 5 shards into 6 parts"):
-        run_parts(shards, [1], 6)
 
 
 def test_the_command(shards):

@@ -44,17 +44,6 @@ def is_open(path):
     return any(entry.resolve() == path / "data.mdb" for entry in Path("/proc/self/fd").iterdir())
 
 
-def test_a_file_is_closed_with_the_last_reference(plain):
-    source = LMDBSource(plain)
-    assert source[3] == value(3)
-    part = source[10:20]
-    del source
-    assert part[0] == value(10)
-    assert is_open(plain)
-    del part
-    assert not is_open(plain)
-
-
 def test_a_file_that_other_code_holds_open(plain):
     """LMDB refuses to open a file twice in a process; the source does not open it with LMDB."""
     with lmdb.open(str(plain), readonly=True, lock=False) as held, LMDBSource(plain) as source, held.begin() as txn:

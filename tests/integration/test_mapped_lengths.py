@@ -199,37 +199,6 @@ def test_samples_of_a_subclass_that_returns_more_are_not_kept(data):
     assert batch["weight"].tolist() == [[1]]
 
 
-def test_samples_of_a_class_are_made_anew_after_a_change_of_its_code(data, monkeypatch):
-    def kind(end):
-        class Ended(Chat):
-            def render(self, messages, tools, where, **more):
-                return super().render(messages, tools, where, **more) + end
-
-        return Ended(make("mistral"), train_on="all")
-
-    source = dataload.open(str(data))
-    lengths = [dataload.record_lengths(source, "labels", transform=kind(end)) for end in ("a", "a", "bc")]
-    assert [each.tolist() for each in lengths[:2]] == [(lengths[2] - 1).tolist()] * 2
-    batch = next(iter(Loader(source, batch_size=1, transform=kind("bc"))))
-    assert batch["labels"].shape[1] == lengths[2][0]
-    monkeypatch.setattr("transformers.__version__", "0")
-    monkeypatch.setattr(Chat, "render", lambda *_, **__: "x")
-    assert dataload.record_lengths(source, "labels", transform=Chat(make(), train_on="all"))[0] == 1
-
-
-def test_both_answers_of_preferences_are_restored(tmp_path, monkeypatch):
-    path = tmp_path / "pairs.jsonl"
-    pairs = [{"prompt": "a" * i, "chosen": "Blue. " * (i + 1), "rejected": "Red. " * (9 - i)} for i in range(8)]
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    os.utime(path, (1_700_000_000, 1_700_000_000))
-    source, transform = dataload.open(str(path)), Preference(make())
-    expected = [{name: (x.dtype, x.tolist()) for name, x in transform(pair).items()} for pair in pairs]
-    dataload.record_lengths(source, "chosen_labels", transform=transform)
-    without_calls(monkeypatch)
-    with Loader(source, batch_size=1, transform=transform) as loader:
-        assert [{name: (x.dtype, x[0].tolist()) for name, x in batch.items()} for batch in loader] == expected
-
-
 def test_an_engine_measures_in_parts(data, monkeypatch):
     lines = data.read_text().splitlines()
     lines[3] = json.dumps({"messages": [{"role": "user", "content": "a"}]})
@@ -285,21 +254,6 @@ def test_wrong_lengths_are_noticed(data):
     other = Loader(source, sampler=sampler, transform=Chat(make("llama3")), collate=Pack(0))
     with pytest.raises(WorkerError, match=r"cannot pack field 'input_ids': .* compute the lengths again"):
         list(other)
-
-
-def test_tokens_that_were_converted_ahead_give_the_same_batches(data, tmp_path):
-    ok("convert", data, tmp_path / "tokens.syr", "--map", "talks_map:chat")
-    transform, source = Chat(make()), dataload.open(str(data))
-    settings = {"batch_size": 8, "shuffle": True, "seed": 5}
-    settings["collate"] = {
-        "input_ids": dataload.Pad(0),
-        "labels": dataload.Pad(-100),
-        "attention_mask": dataload.Pad(0),
-    }
-    ahead = Loader(dataload.open(str(tmp_path / "tokens.syr")), **settings)
-    for batch, again in zip(Loader(source, transform=transform, **settings), ahead, strict=True):
-        for name in settings["collate"]:
-            assert (batch[name].dtype, batch[name].tolist()) == (again[name].dtype, again[name].tolist())
 
 
 def test_conversations_of_tables_are_those_of_json_lines(data, tmp_path):

@@ -49,14 +49,6 @@ def test_every_sort_of_batch_is_what_threads_give():
         works.assert_same(found, expected), name
 
 
-def test_tensors_keep_their_slots():
-    torch = pytest.importorskip("torch")
-    with Loader(works.Records(400), batch_size=4, num_workers=2, executor="processes") as loader:
-        kept = [torch.from_numpy(batch["x"])[1:, ::2] for batch in loader]
-        assert [int(tensor[0, -1]) for tensor in kept] == list(range(1, 400, 4))
-        assert all((tensor == tensor[:, :1]).all() for tensor in kept)
-
-
 def test_global_generators_give_the_same_for_any_number_of_workers():
     drawn = []
     for workers, method in ((1, "forkserver"), (2, "forkserver"), (2, "fork")):

@@ -4,13 +4,11 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -198,23 +196,6 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, cache_home, shar
     assert sum(sizes(cache_home / "dataload" / "shards")) <= total
 
 
-REQUESTS = {"syr": 2 + 1, "tar": 1 + 2 + 2 + 1, "uncompressed": 4 + 1}
-"""GETs for one shard that a manifest lists, for its table and one record: the last summand, in tar after those that
-compare members with the index, and those of the headers of .npy files. Parts that lie apart are separate requests."""
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_table_takes_few_requests(object_server, proxy, shards, tmp_path, name):
-    directory = shutil.copytree(shards[name], tmp_path / "data")
-    url = f"s3://{indexed(object_server, directory, FORMATS[name][2])}/set"
-    with dataload.open(url, storage_options=proxied(proxy), remote={"mode": "ranges"}) as source:
-        source[0]
-        proxy.reset()
-        assert source[RECORDS]["n"] == RECORDS
-        made = Counter(method for method, _ in proxy.counts.requests.elements())
-        assert made == {"GET": REQUESTS[name], "HEAD": 1 + (name == "tar")}  # which a manifest with ETags saves
-
-
 @pytest.mark.parametrize("suffix", sampled(["syr", "tar"], ["syr"]))
 def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_path, suffix):
     bucket = listed_set(object_server, tmp_path, 104, suffix)
@@ -329,18 +310,6 @@ def test_two_ranks_fetch_each_byte_once(bucket, proxy, tmp_path, shards):
     assert sorted(rows[0] + rows[1]) == sorted([*range(SHARDS * RECORDS)] * 2)
     assert proxy.counts.bytes.total() == sum(sizes(shards["syr"]))
     assert os.listdir(tmp_path / "plans") == []
-
-
-def test_requests_come_in_the_order_of_the_plan(bucket, proxy, tmp_path, shards):
-    order = order_of("pool", "syr")["sampler"]
-    with opened(proxy, bucket, "syr", cache=tmp_path, connections=1) as source:
-        len(source)
-        proxy.reset()
-        with dataload.Loader(source, batch_size=16, sampler=order, epochs=1) as loader:
-            rows = np.concatenate([batch["n"].ravel() for batch in loader])
-        assert sorted(rows.tolist()) == [*range(SHARDS * RECORDS)]
-        assert requests(proxy, "syr") == [*dict.fromkeys((rows // RECORDS).tolist())]
-        assert proxy.counts.bytes.total() == sum(sizes(shards["syr"]))
 
 
 def test_a_resumed_job_fetches_only_what_it_reads(bucket, proxy, tmp_path):

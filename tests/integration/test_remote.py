@@ -184,16 +184,6 @@ def test_patterns_lists_and_directories(server, shards, bucket):
             dataload.open(missing, storage_options=storage)
 
 
-def test_one_shard_is_not_listed_and_records_of_it_are_selected(server, shards, bucket):
-    url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
-    with FaultProxy(server.endpoint) as proxy:
-        storage = server.storage_options(proxy.endpoint)
-        with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=storage) as source:
-            assert [record["n"] for record in source] == [4, 6, 8]
-        assert not proxy.counts.lists
-        assert sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD") == 1
-
-
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
     """Their classes are those of all, also in a worker, where archives are opened one by one; a folder is refused."""

@@ -111,19 +111,6 @@ def test_an_epoch_behind_faults(server, url, expected, tmp_path, faults, mode):
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize(
-    ("stall", "timeout"),
-    [(0.8, 4.8), pytest.param(3, 120, marks=pytest.mark.remote), pytest.param(3, 12, marks=pytest.mark.remote)],
-    ids=["ended", "waited for", "given up"],
-)
-def test_an_epoch_with_stalls(server, url, expected, tmp_path, stall, timeout, mode):
-    faults = Faults(stall=0.05, stall_seconds=stall)
-    with FaultProxy(server.endpoint, faults) as proxy:
-        assert epoch(server, proxy, url, options(mode, tmp_path, timeout=timeout)) == expected
-        assert proxy.counts.faults["stall"] > 0
-
-
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize(
     ("seconds", "timeout"),
     [(0.4, 8), pytest.param(60, 120, marks=[pytest.mark.remote, pytest.mark.timeout(180)])],
     ids=["short", "a minute"],

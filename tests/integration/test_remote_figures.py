@@ -83,14 +83,6 @@ def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
     assert 0 <= used - nbytes < 0.1 * nbytes  # other fields, and in shards the tables
 
 
-def test_nothing_is_counted_where_nothing_is_remote(tmp_path):
-    write_shards(tmp_path, "syr", SHARDS, RECORDS, BYTES)
-    with dataload.open(tmp_path) as source, dataload.Loader(source, batch_size=16) as loader:
-        list(loader)
-        assert loader.statistics().downloads is None
-        assert "download" not in loader.statistics().stages
-
-
 @pytest.mark.parametrize(("workers", "name"), each_worker(["syr", "lmdb"], "lmdb", "syr", "lmdb"))
 def test_shards_that_are_in_the_cache(bucket, proxy, tmp_path, workers, name):
     found = []

@@ -160,16 +160,6 @@ def test_sizes_in_a_list(size, message):
         list_names(lambda handler: handler.send(page(["d/x"], size)))
 
 
-def test_marks_of_directories_are_no_objects():
-    def answer(handler):
-        grouped = "delimiter" in handler.path
-        inside = "<CommonPrefixes><Prefix>d/sub/</Prefix></CommonPrefixes></ListBucketResult>"
-        marks = page(["d/", "d/x"] if grouped else ["d/", "d/sub/", "d/x"], 0).decode()
-        handler.send((marks.replace("</ListBucketResult>", inside) if grouped else marks).encode())
-
-    assert list_names(answer) == ["sub", "x"]
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments"), [(OSError, (errno.ENOSPC, "full")), (OSError, (errno.EDQUOT, "full")), (MemoryError, ())]
 )

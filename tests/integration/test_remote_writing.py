@@ -22,7 +22,6 @@ import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
-from dataload.sources.format import HEAD_BYTES
 from dataload.storage.remote.backend import RemoteStorage
 
 sys.path.append(str(Path(__file__).parents[1] / "children"))
@@ -166,30 +165,6 @@ def convert_and_kill(place, file, at):
     process.close()
 
 
-@pytest.mark.parametrize("name", sampled(FORMATS, ["tar", "lmdb"]))
-def test_a_killed_conversion_resumes(place, name):
-    file, suffix = f"train{FORMATS[name]}", FORMATS[name]
-    # In the third of the shards, which have 7, 8 and 8 records, while a thread completes the second.
-    convert_and_kill(place, file, 16)
-    first, second = (f"train-0000{shard}-of-00003{suffix}" for shard in range(2))
-    found = {key.split("/")[0] for key in place.names()}
-    hidden = {f".{file}.convert.json", f".{file}.convert.log"}
-    assert {key for key in found if not key.endswith(".idx")} - {second} == {first} | hidden
-    with pytest.raises(SourceNotFoundError, match=r"has no train-0000[12]-of-00003\..*: finish the conversion"):
-        place.open()
-    with pytest.raises(ConfigError, match=r"exists( \(and 1 more\))?: choose another name, or pass resume=True"):
-        place.convert(file, shards=3)
-
-    report = place.convert(file, node="other", proxied=True, shards=3, resume=True)
-    assert report.resumed in (7, 15)
-    assert not [key for method, key in place.proxy.counts.requests if method == "PUT" and first in key]
-    assert place.numbers(**decoding(name)) == [*range(COUNT)]
-    assert [key for key in place.names() if key.startswith(".")] == [f".{file}.convert.json"]
-    place.proxy.reset()
-    assert place.convert(file, node="other", proxied=True, shards=3, resume=True).resumed == COUNT
-    assert not place.asked("PUT")
-
-
 @pytest.mark.parametrize("kill_at", sampled([0, 1, 7, 15, 22, 23], [0, 23]))
 def test_wherever_it_is_killed(place, kill_at):
     convert_and_kill(place, "part-{shard}.syr", kill_at)
@@ -264,31 +239,6 @@ def test_two_conversions_to_one_url(place, part, log, monkeypatch):
     assert place.numbers() == [*range(COUNT)]
 
 
-@pytest.mark.parametrize("name", sampled(FORMATS, ["array_record", "torchrecord"]))
-def test_parts_on_several_nodes(place, local, name):
-    file = f"train{FORMATS[name]}"
-    convert(Records(), local / file, shards=5)
-    for number in (3, 1, 3):
-        part = place.convert(file, shards=5, part=(number, 3), node=number)
-        assert part.manifest is None
-    assert part.resumed == part.records == 10
-    assert part.journal == f"{place.url}/.{file}.convert.3-of-3.log"
-    with pytest.raises(ConfigError, match=r"parts 2/3 have not run, or have not finished: run them"):
-        place.convert(file, shards=5, merge=True)
-    with pytest.raises(SourceNotFoundError, match=r"finish the conversion or the copy"):
-        place.open()
-    place.convert(file, shards=5, part=(2, 3), node=2)
-    assert place.convert(file, shards=5, merge=True).records == COUNT
-    own, none = without_etags((local / "dataload.json").read_text())
-    found, (tags,) = place.manifest()
-    assert (found, none, bool(tags)) == (own, [None], name in OBJECTS)
-    assert [key for key in place.names() if key.startswith(".")] == [f".{file}.convert.json"]
-    assert json.loads(place.content(f".{file}.convert.json")).keys().isdisjoint({"part", "parts"})
-    for again, resumed in (({"merge": True}, COUNT), ({"part": (2, 3)}, 9), ({"resume": True}, COUNT)):
-        assert place.convert(file, shards=5, **again).resumed == resumed
-    assert place.numbers(**decoding(name)) == [*range(COUNT)]
-
-
 @pytest.mark.parametrize("begun", ["before it is listed", "after it is listed"])
 def test_two_parts_that_begin_at_once(place, monkeypatch, begun):
     looked, real = [], RemoteStorage.list
@@ -305,21 +255,6 @@ def test_two_parts_that_begin_at_once(place, monkeypatch, begun):
         place.convert(shards=5, part=(number, 3))
     assert looked == [place.url]
     assert place.convert(shards=5, merge=True).records == COUNT
-
-
-def test_an_object_that_was_replaced_is_not_merged(place):
-    for number in (1, 2):
-        place.convert(shards=2, part=(number, 2))
-    second = "a-00001-of-00002.syr"
-    good = place.content(second)
-    place.put(second, b"x" * len(good))
-    with pytest.raises(ConfigError, match=rf"{second} is missing, or has changed since .*: run its part again"):
-        place.convert(shards=2, merge=True)
-    assert "dataload.json" not in place.names()
-    assert place.convert(shards=2, part=(2, 2)).resumed == 0
-    assert place.content(second) == good
-    place.convert(shards=2, merge=True)
-    assert place.numbers() == [*range(COUNT)]
 
 
 def test_the_first_of_two_conversions_ends_when_the_second_takes_over(place):
@@ -427,27 +362,6 @@ def test_a_conversion_killed_during_a_large_upload(place, large):
     assert not os.listdir(place.cache / "uploads")
 
 
-@pytest.mark.parametrize("name", sampled(FORMATS, ["tar", "array_record"]))
-def test_indexing(place, local, name):
-    report = convert(Records(), local / f"a{FORMATS[name]}", shards=3)
-    os.unlink(local / "dataload.json")
-    os.unlink(report.journal)
-    place.server.put_directory(place.bucket, local, "dir/")
-    codec = "tensorprotos" if name in ("lmdb", "array_record") else None
-    index_shards(str(local), options={"codec": codec} if codec else {})
-    assert place.index(codec=codec, proxied=True).path == f"{place.url}/dataload.json"
-    found, (tags,) = place.manifest()
-    assert found == without_etags((local / "dataload.json").read_text())[0]
-    assert bool(tags) == (name in OBJECTS)
-    counts = place.proxy.counts.bytes.items()
-    data = sum(size for key, size in counts if "-of-" in key and not key.endswith(".idx"))
-    heads = 0 if name in OBJECTS else 3 * HEAD_BYTES  # what a directory contains does not show in its name
-    assert 0 <= data - report.bytes - heads < 2000, "each shard is read once, and what the first says of its codec"
-    with place.open() as one, dataload.open(local) as other:
-        same(one.read_batch(range(COUNT)), other.read_batch(range(COUNT)))
-        assert one.fingerprint() == other.fingerprint()
-
-
 def test_indexing_is_resumed(place, tmp_path, monkeypatch):
     home, secret = tmp_path / "home" / "dataload", place.server.secret_key
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -531,25 +445,6 @@ def test_commands(place, tmp_path, monkeypatch):
     assert (tmp_path / index).read_bytes() == written
     described = f"{place.url}/dataload.json: b-{{00000..00001}}-of-00002.tar: 23 records in 2 shards"
     assert described in command("index", "--manifest", place.url)
-
-
-def test_a_manifest_in_parts(place):
-    place.convert(shards=5)
-    expected = place.content("dataload.json")
-    place.store.delete(["dir/dataload.json", "dir/.a.syr.convert.json"])
-    for number in (3, 1, 2, 3):
-        place.index(part=(number, 3), node=number)
-    assert {f".dataload.json.index.{number}-of-3.log/claim" for number in (1, 2, 3)} <= {*place.names()}
-    last = "a-00004-of-00005.syr"
-    good = place.content(last)
-    place.put(last, b"x" * len(good))
-    with pytest.raises(ConfigError, match=rf"{last} is missing, or has changed since it was finished: run"):
-        place.index(merge=True)
-    place.put(last, good)
-    place.index(part=(3, 3))
-    place.index(merge=True)
-    assert place.content("dataload.json") == expected
-    assert not [name for name in place.names() if name.startswith(".")]
 
 
 def append_at(url, options, first):

@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 from command_line import facts, ok
-from fault_proxy import FaultProxy
 
 import dataload
 from dataload.catalog.statistics import DataSetStatistics, LengthsFile
@@ -94,21 +93,6 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
     assert 0 < len(decoded) < 12, "those that show the fields, and not all of a shard"
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_parts_give_what_one_run_gives(shards, count):
-    measured(shards)
-    expected = content(shards)
-    for path in expected:
-        (shards / path).unlink()
-    for number in (*range(count, 0, -1), 1):
-        measured(shards, part=(number, count))
-    assert not (shards / "dataload.json").exists()
-    measured(shards, merge=True)
-    assert content(shards) == expected
-    index_shards(str(shards))
-    assert content(shards) == expected, "the shards have not changed"
-
-
 def test_an_interrupted_run_resumes(shards):
     def stop(done, total):
         if done == 2:
@@ -121,20 +105,6 @@ def test_an_interrupted_run_resumes(shards):
     (shards / "dataload.json").unlink()
     measured(shards)
     assert content(shards) == expected
-
-
-def test_parts_without_statistics(shards):
-    for number in (1, 2):
-        index_shards(str(shards), part=(number, 2))
-    with pytest.raises(ConfigError, match="parts 1/2, 2/2 have not finished with these shards and options: run"):
-        measured(shards, merge=True)
-    measured(shards, part=(1, 2))
-    with pytest.raises(ConfigError, match="parts 2/2 have not finished"):
-        measured(shards, merge=True)
-    measured(shards, part=(2, 2))
-    measured(shards, merge=True)
-    with dataload.open(shards) as source:
-        assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
 
 
 def test_stale_statistics_are_not_used(shards):
@@ -253,29 +223,3 @@ def test_the_command(shards, tmp_path):
     config.write_text('[source]\npath = "d"\nfields = ["label"]\n[loader]\nbatch_size = 2\n')
     (found,) = facts("stats", config, "--no-save")
     assert [[*each["statistics"]["fields"]] for each in found["data_sets"]] == [["label"]]
-
-
-def test_at_urls(shards, tmp_path, object_server):
-    measured(shards)
-    expected = content(shards)
-    bucket = object_server.bucket()
-    for path in [*expected, ".a.array_record.convert.json"]:
-        (shards / path).unlink()
-    object_server.put_directory(bucket, shards, "d/")
-    url = f"s3://{bucket}/d"
-    with FaultProxy(object_server.endpoint) as proxy:
-        storage = {**object_server.storage_options(), "endpoint": proxy.endpoint}
-        options = {"storage_options": storage, "remote": {"cache": str(tmp_path / "cache")}}
-        for number in (2, 1):
-            measured(url, part=(number, 2), options={"codec": "msgpack", **options})
-        assert not measured(url, merge=True, options={"codec": "msgpack", **options}).unsaved
-        proxy.reset()
-        options["remote"] = {"mode": "ranges"}
-        with dataload.open(url, **options) as source:
-            assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
-            read = sorted(key.rpartition("/")[2] for key, size in proxy.counts.bytes.items() if size)
-    found = json.loads(bytes(object_server.store(bucket).get("d/dataload.json").bytes()))["data_sets"][0]["statistics"]
-    assert found == json.loads(expected["dataload.json"])["data_sets"][0]["statistics"]
-    (name,) = (name for name in expected if name != "dataload.json")
-    assert read == [name, "dataload.json"]
-    assert bytes(object_server.store(bucket).get(f"d/{name}").bytes()) == expected[name]

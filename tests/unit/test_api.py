@@ -27,13 +27,6 @@ def shards(tmp_path):
     return tmp_path
 
 
-def test_paths_and_lists_of_them(shards):
-    path = shards / "train-003.syr"
-    assert values(dataload.open(str(path))) == values(dataload.open(path)) == [6, 7]
-    assert values(dataload.open([path, f"{shards}/train-00[01].syr"])) == [6, 7, 0, 1, 2, 3]
-    assert values(dataload.open(path.rename(shards / "a[1]{2..3}.syr"))) == [6, 7], "a name that looks like a pattern"
-
-
 def test_brace_ranges(shards):
     assert values(dataload.open(f"{shards}/train-{{002..004}}.syr")) == [4, 5, 6, 7, 8, 9]
     assert values(dataload.open(f"{shards}/train-{{011..010}}.syr")) == [22, 23, 20, 21]
@@ -55,16 +48,6 @@ def test_slices_of_array_records(tmp_path):
         writer.extend(b"%d" % i for i in range(6))
     assert list(dataload.open(f"{path}[2:4]")) == [b"2", b"3"]
     assert list(dataload.open([f"{path}[4:6]", f"{path}[0:1]"])) == [b"4", b"5", b"0"]
-
-
-def test_format_by_content_prefix_and_argument(tmp_path):
-    path = write(tmp_path / "odd.bin", [3], format="syrah")
-    assert values(dataload.open(path)) == [3]
-    assert values(dataload.open(f"syrah:{path}")) == [3]
-    assert values(dataload.open(path, format="syrah")) == [3]
-    other = write(f"syrah:{tmp_path / 'other.bin'}", [4])
-    assert other.endswith("other.bin")
-    assert values(dataload.open(tmp_path / "other.bin")) == [4]
 
 
 def test_sources_that_are_no_files():

@@ -129,15 +129,6 @@ def test_policies(policy, values, columns):
     equal(nested, {"a": {**columns, "k": np.arange(len(values))}})
 
 
-@pytest.mark.parametrize(("to", "lengths"), [(4, [8, 4, 0]), ([2, 6], [6, 6, 2]), (np.array([5]), [5, 5, 5])])
-def test_pad_rounds_the_first_axis_up(to, lengths):
-    collate = Collate({"t": {"pad": to}}, pad_value=-1)
-    for longest, expected in zip((5, 3, 0), lengths, strict=True):
-        batch = collate([{"t": np.ones((n, 3), np.int8)} for n in (longest, 0)])
-        rows = [[[1] * 3] * n + [[-1] * 3] * (expected - n) for n in (longest, 0)]
-        equal(batch, {"t": np.array(rows, np.int8).reshape(2, expected, 3), "t_length": np.array([longest, 0])})
-
-
 ONE_AXIS = "arrays may differ only along the first axis"
 
 
@@ -203,17 +194,6 @@ GUESSED = (
     r"pad_value={'labels': 0, 'tokens': 0} with suitable values \(torch's cross_entropy ignores -100\), or "
     "pad_value=0 to keep 0; the next release raises an error without pad_value"
 )
-
-
-def test_pad_values_by_field():
-    batch = Collate({**BOTH, "x": "pad"}, pad_value={"labels": -100})(ROWS)
-    assert batch["labels"].tolist() == [[0, -100], [0, 1]]
-    assert batch["tokens"].tolist() == [[0, 0], [0, 1]]
-    assert batch["x"].tolist() == [[1, 0], [1, 1]]
-    nested = Collate({"a.labels": "pad", "0": "pad"}, pad_value={"a.labels": -100})([{"a": row} for row in ROWS[:1]])
-    assert nested["a"]["labels"].tolist() == [[0]]
-    pair = Collate({"0": "pad", "1": "pad"}, pad_value={"1": -100})([(r["tokens"], r["labels"]) for r in ROWS])
-    assert pair[1].tolist() == [[0, -100], [0, 1]]
 
 
 def test_padding_of_several_integer_fields_without_a_value_warns():
@@ -289,14 +269,6 @@ def test_each_field_has_its_own_padding(rule, expected):
     equal(nested, {"a": {"ids": np.array(expected)}})
 
 
-def test_the_side_is_that_of_the_first_axis():
-    batch = Collate({"0": Pad(-1, side="left")})([(np.ones((2, 1), np.int8),), (np.full((1, 2), 2, np.int8),)])
-    assert batch[0].tolist() == [[[1, -1], [1, -1]], [[-1, -1], [2, 2]]]
-    objects = Collate({"x": Pad(0)})([{"x": np.array([None, "a"])}, {"x": np.array(["b"], object)}])
-    assert objects["x"].tolist() == [[None, "a"], ["b", 0]]
-    equal(Collate({"x": Pad(0)})([{"x": np.empty(0, F32)}] * 2), {"x": np.empty((2, 0), F32)})
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -311,12 +283,6 @@ def test_the_side_is_that_of_the_first_axis():
 def test_wrong_settings_of_pad(settings, message):
     with pytest.raises(ConfigError, match=message):
         Pad(**settings)
-
-
-def test_collate_is_a_value():
-    assert Collate({"x": "pad"}) == Collate({"x": "pad"})
-    assert Collate() == default_collate
-    assert scatter_columns([], 0) == {}
 
 
 def test_integers_of_64_bits_are_not_rounded():

@@ -2,7 +2,6 @@ import copy
 import inspect
 import pickle
 import threading
-import traceback
 
 import pytest
 from bad_errors import Demanding, Holding
@@ -79,24 +78,6 @@ def caused(cause, error=None):
         return raised
 
 
-@pytest.mark.parametrize(
-    "cause", [ZeroDivisionError("by zero"), SystemExit(3), OSError(2, "not there", "/x")], ids=repr
-)
-def test_the_cause_travels_with_its_class_and_arguments(cause):
-    for error in (caused(cause), caused(cause, CorruptFileError("damaged", path="/x", index=3))):
-        twin = travel(error)
-        assert type(twin.__cause__) is type(cause)
-        assert twin.__cause__.args == cause.args
-        assert str(twin) == str(error)
-
-
-def test_a_cause_that_is_one_of_ours_brings_its_own_cause():
-    inner = caused(KeyError("x"), CorruptFileError("damaged", path="/x", offset=4))
-    twin = travel(caused(inner))
-    assert (twin.__cause__.path, twin.__cause__.offset) == ("/x", 4)
-    assert repr(twin.__cause__.__cause__) == "KeyError('x')"
-
-
 @pytest.mark.parametrize("cause", [Demanding(3, "no"), Holding()], ids=["unpickling fails", "pickling fails"])
 def test_a_cause_that_cannot_travel_is_left_behind_with_its_text(cause):
     error = WorkerError("failed", step=4, epoch=1, traceback_text="Traceback: the text", indices=(5,))
@@ -120,15 +101,6 @@ def test_an_attribute_that_cannot_travel_arrives_as_its_repr():
     assert (twin.key, twin.value) == ("collate", repr(lock))
     twin = travel(ConfigError("wrong", value=Demanding(1, "x")))
     assert twin.value == "Demanding('1: x')"
-
-
-def test_a_worker_error_shows_the_original_traceback_once_it_has_travelled():
-    error = WorkerError("failed", step=1, epoch=0, worker="dataload-3", traceback_text="Traceback: of old")
-    assert not hasattr(error, "__notes__")
-    twin = travel(travel(error))
-    assert twin.__notes__ == ["The original traceback, in dataload-3:\nTraceback: of old"]
-    assert "".join(traceback.format_exception(twin)).count("Traceback: of old") == 1
-    assert not hasattr(travel(WorkerError("failed", step=1, epoch=0)), "__notes__")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What a newcomer does wrong, and what is said, as soon as something is built where that is possible."""
 
 import builtins
-import functools
 import gzip
 import inspect
 import pkgutil
@@ -262,44 +261,6 @@ def test_what_the_advice_names_exists():
 
 
 FOREIGN = {"drop_last", "pin_memory", "multiprocessing_context", "drop_remainder", "parent", "weight"}
-
-
-class Failing(dataload.MemorySource):
-    @property
-    def take(self):
-        return self.nothing
-
-
-def test_a_property_that_fails_keeps_its_error_and_a_method_its_name():
-    with pytest.raises(AttributeError, match="'Failing' object has no attribute 'nothing'"):
-        Failing({"x": [1]}).take  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        dict,
-        np.asarray,
-        functools.partial(lambda a, sample: sample, 1),
-        lambda *all: all[0],
-        lambda sample, scale=2: sample,
-    ],
-    ids=["class", "numpy", "partial", "any", "default"],
-)
-def test_functions_that_fit(function):
-    assert len(Loader(SOURCE, batch_size=2, transform=function, collate=lambda samples, *rest: samples)) == 4
-
-
-@pytest.mark.parametrize(
-    "given", [{"RANK": "3", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "0"}, {"RANK": "-1", "WORLD_SIZE": "2"}]
-)
-def test_ranks_of_the_environment(monkeypatch, given):
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ConfigError, match=f"the environment has RANK='{given['RANK']}', .*, and RANK from 0 to WORLD_SIZE - 1"
-    ):
-        build()
 
 
 def test_a_table_of_decoders_may_name_more_extensions(here):

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Loader, Pack, WorkerError
+from dataload import ConfigError, Loader, Pack
 from dataload.collate import Packing
 from dataload.samplers import PackedBatchSampler, Sequential
 
@@ -22,35 +22,6 @@ def test_records_stand_in_their_places():
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 0], [0] * 5, [0, 1, 0, 0, 0]]
     assert batch["t"].dtype == np.int64
     assert batch["segment_ids"].dtype == batch["position_ids"].dtype == np.int32
-
-
-def test_records_may_be_arrays_and_have_more_axes():
-    samples = [np.ones((2, 3), np.float32), np.full((1, 3), 2, np.float32)]
-    batch = Pack()(samples, packing([0, 0], [0, 2], [2, 1], (1, 4)))
-    assert batch["data"].shape == (1, 4, 3)
-    assert batch["data"].dtype == np.float32
-    assert batch["data"][0, :, 0].tolist() == [1, 1, 2, 0]
-
-
-def test_what_does_not_fit_is_cut_off():
-    batch = Pack(positions="positions")([np.arange(9)], packing([0], [0], [9], (1, 4)))  # the name of version 0.1
-    assert batch["data"].tolist() == [[0, 1, 2, 3]]
-    assert batch["positions"].tolist() == [[0, 1, 2, 3]]
-
-
-def test_records_of_no_length_take_no_place():
-    samples = [np.arange(0), np.array([7, 8]), np.arange(0), np.array([9])]
-    batch = Pack()(samples, packing([0, 0, 0, 0], [0, 0, 2, 2], [0, 2, 0, 1], (1, 4)))
-    assert batch["data"].tolist() == [[7, 8, 9, 0]]
-    assert batch["segment_ids"].tolist() == [[2, 2, 4, 0]]
-
-
-@pytest.mark.parametrize("rows", [0, 2])
-def test_no_records_give_the_fields_of_any_other_batch(rows):
-    batch = Pack(pad_value=7)([{"t": np.arange(3, dtype=np.uint16)}], packing([], [], [], (rows, 4)))
-    assert batch["t"].shape == batch["segment_ids"].shape == (rows, 4)
-    assert batch["t"].dtype == np.uint16
-    assert (batch["t"] == 7).all()
 
 
 @pytest.mark.parametrize(
@@ -157,23 +128,6 @@ def test_a_record_longer_than_a_row_and_one_without_length_are_refused():
 SOURCE = [{"t": np.full(1 + i % 4, i)} for i in range(22)]
 
 
-def test_the_loader_packs_within_steps_and_says_how_full_the_rows_are(caplog):
-    loader = Loader(SOURCE, batch_size=8, shuffle=True, collate=Pack(0, row_length=6), seed=3)
-    with caplog.at_level("WARNING", "dataload"):
-        batches = list(loader)
-    share = np.count_nonzero(batches[0]["segment_ids"]) / batches[0]["segment_ids"].size
-    assert share < 0.95
-    (message,) = caplog.messages
-    assert message.startswith(f"packing within a step fills {share:.1%} of {len(batches[0]['t'])} rows of 6: measure")
-    records = [record for batch in batches for row in rows_of(batch) for record in row]
-    assert sorted(record[0] for record in records) == [*range(22)]
-    assert all(len(record) == 1 + record[0] % 4 for record in records)
-    assert len(batches) == 3
-    with Loader(SOURCE, batch_size=8, shuffle=True, collate=Pack(0, row_length=6), seed=3, num_workers=2) as other:
-        for batch, again in zip(batches, other, strict=True):
-            assert all((batch[name] == again[name]).all() for name in batch)
-
-
 def test_ranks_pack_their_own_records_and_may_have_none():
     def served(rank):
         packed = Pack(0, row_length=6, varlen=True)
@@ -189,21 +143,6 @@ def test_ranks_pack_their_own_records_and_may_have_none():
     rows = PackedBatchSampler(sampler=Sequential(5), lengths=[3] * 5, row_length=6, batch_size=2)
     last = list(Loader([{"t": np.arange(3)}] * 5, sampler=rows, collate=Pack(), tail="pad"))[-1]
     assert last["segment_ids"].any(axis=1).tolist() == [True, False], "rows of a sampler can be padded"
-
-
-def test_bad_records_are_left_out_of_packed_steps():
-    def broken(sample):
-        if sample["t"][0] in (1, 6):
-            raise ValueError("broken")
-        return sample
-
-    skipping = Loader(
-        SOURCE, batch_size=11, transform=broken, collate=Pack(0, row_length=8), on_error="skip", max_bad=2
-    )
-    records = [record for batch in skipping for row in rows_of(batch) for record in row]
-    assert sorted(record[0] for record in records) == sorted({*range(22)} - {1, 6})
-    with pytest.raises(WorkerError, match="broken"):
-        list(Loader(SOURCE, batch_size=11, transform=broken, collate=Pack(0, row_length=8)))
 
 
 def test_the_first_label_of_each_piece_is_left_out_of_the_loss():

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Loader, RangeSource
 from dataload.transforms import SampleContext, compose
 
 
@@ -36,13 +35,6 @@ def test_the_context_is_given_to_those_who_ask(function, takes):
     assert step.takes_context is takes
 
 
-def test_nothing_and_lists():
-    assert compose(None) == ()
-    assert [step.name for step in compose([len, dict])] == ["len", "dict"]
-    with pytest.raises(ConfigError, match="a transform is a function of a sample, got 3"):
-        compose([len, 3])
-
-
 def test_random_numbers_belong_to_seed_epoch_and_index():
     draws = {
         (seed, epoch, index): SampleContext(index, epoch, seed).generator.integers(2**63)
@@ -54,22 +46,3 @@ def test_random_numbers_belong_to_seed_epoch_and_index():
     assert SampleContext(1, 2, 0).generator.integers(2**63) == draws[0, 2, 1]
     context = SampleContext(0, 0, 0)
     assert context.generator is context.generator
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_augmentation_does_not_depend_on_workers(workers):
-    def augment(sample, context):
-        assert sample["index"] == context.index
-        return {**sample, "noise": context.generator.standard_normal(), "epoch": context.epoch}
-
-    def epoch(loader):
-        return [(b["index"].tolist(), b["noise"].tolist(), b["epoch"].tolist()) for b in loader]
-
-    def make(num_workers):
-        return Loader(RangeSource(20), batch_size=3, shuffle=True, seed=5, transform=augment, num_workers=num_workers)
-
-    with make(0) as plain, make(workers) as loader:
-        first, second = epoch(plain), epoch(plain)
-        assert epoch(loader) == first
-        assert epoch(loader) == second
-    assert first != second

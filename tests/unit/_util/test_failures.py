@@ -114,27 +114,6 @@ def test_the_users_source_is_to_blame_for_what_it_raises(read):
     assert outcome(MemorySource({"x": np.arange(4)}), transform=lambda sample: read(sample["x"])) == 1
 
 
-def test_a_transform_of_c_and_a_misuse_of_ours_are_the_users():
-    assert outcome(MemorySource([b'{"x": 1}', b"{"]), transform=json.loads) == 1
-    source = MemorySource({"x": np.arange(4)})
-    assert outcome(Own(lambda index: source[index + 1])) == 1
-
-
-def test_a_missing_side_file_is_the_records_and_a_failing_disk_is_not(tmp_path):
-    def read_side_file(sample):
-        return {"x": len((tmp_path / str(sample["x"])).read_bytes())}
-
-    for name in "013":
-        (tmp_path / name).touch()
-    source = MemorySource({"x": np.arange(4)})
-    assert outcome(source, transform=read_side_file) == 1
-    for number in (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE):
-        with pytest.raises(WorkerError, match=os.strerror(number)):
-            outcome(source, transform=failing(OSError(number, os.strerror(number))))
-    with pytest.raises(WorkerError, match="MemoryError"):
-        outcome(source, transform=failing(MemoryError()))
-
-
 BUGS = (IndexError("list index"), KeyError("x"), TypeError("None"), AssertionError("no"), AttributeError("y"))
 
 
@@ -160,12 +139,6 @@ def test_a_bug_of_ours_is_never_skipped(error, on_error, break_reading):
         with pytest.raises(WorkerError, match=f"{type(error).__name__}: (.|\n)*\n  {BUG}") as caught:
             outcome(each, on_error=on_error, transform=lambda sample: sample)
         assert caught.value.__cause__ is error
-
-
-def test_a_bug_of_ours_in_the_users_source_is_ours(break_reading):
-    source = break_reading("return [][7]")
-    with pytest.raises(WorkerError, match=BUG):
-        outcome(Own(lambda index: source[index]))
 
 
 FAILS = "; the disk or the file server is failing: see the system's log, and continue from the last"

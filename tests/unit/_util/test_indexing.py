@@ -1,7 +1,5 @@
 """Indices as lists take them, spans and shards as plain loops find them, braces as bash expands them."""
 
-import bisect
-import itertools
 import subprocess
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.indexing import as_indices, check_index, expand_braces, missing_parts, split_by_shard
+from dataload._util.indexing import as_indices, check_index, expand_braces, missing_parts
 
 
 class Index:
@@ -66,15 +64,6 @@ def test_as_indices_keeps_the_callers_array():
         assert (got.dtype, got.shape) == (np.int64, (0,))
 
 
-@given(data=st.data(), length=st.integers(0, 50), kind=st.sampled_from(["list", "tuple", "iterator", "int64", "int32"]))
-def test_as_indices_names_an_index_that_is_outside(data, length, kind):
-    good = data.draw(st.lists(st.integers(-length, length - 1), max_size=5)) if length else []
-    bad = data.draw(st.one_of(st.integers(length, 2**31 - 1), st.integers(-(2**31), -length - 1)))
-    asked = data.draw(st.permutations([*good, bad]))
-    with pytest.raises(IndexError, match=rf"^index {bad} is out of range for {length} records$"):
-        as_indices(MAKERS[kind](asked), length)
-
-
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
@@ -113,21 +102,6 @@ def test_as_indices_takes_no_number_too_large_for_it(asked, named):
 def test_as_indices_refuses_what_are_no_integers(asked, message):
     with pytest.raises(TypeError, match=message):
         as_indices(asked, 10)
-
-
-@given(data=st.data(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12))
-def test_split_by_shard_equals_looking_each_index_up(data, lengths):
-    ends = list(itertools.accumulate(lengths))
-    asked = data.draw(st.lists(st.integers(0, ends[-1] - 1), max_size=40)) if ends[-1] else []
-
-    by_shard = {}
-    for row, index in enumerate(asked):
-        shard = bisect.bisect_right(ends, index)
-        by_shard.setdefault(shard, []).append((index - (ends[shard - 1] if shard else 0), row))
-    expected = [(shard, sorted(pairs)) for shard, pairs in sorted(by_shard.items())]
-
-    got = list(split_by_shard(np.array(ends), np.array(asked, np.int64)))
-    assert [(shard, list(zip(local.tolist(), rows.tolist(), strict=True))) for shard, local, rows in got] == expected
 
 
 PATTERNS = [

@@ -4,7 +4,6 @@ import pytest
 
 from dataload import ConfigError, Loader, RangeSource, from_config
 from dataload.convert import LocalEngine
-from dataload.loader import scaling
 from dataload.samplers import BatchSampler, Sequential
 from dataload.streams import MultiStreamLoader
 
@@ -24,22 +23,6 @@ def test_batches_were_an_argument_of_their_own():
         pytest.raises(ConfigError, match="batch_sampler is the old name of sampler: give only sampler"),
     ):
         Loader(RangeSource(6), batch_sampler=BATCHES, sampler=Sequential(6))
-
-
-@pytest.mark.parametrize(("executor", "expected"), [("processes", "fork"), ("threads", "threads"), (None, "threads")])
-def test_processes_had_a_start_method(executor, expected, monkeypatch):
-    asked = []
-
-    def make_executor(work, name, workers, **settings):
-        asked.append(name)
-        return original(work, name, workers, **settings)
-
-    original = scaling.make_executor
-    monkeypatch.setattr(scaling, "make_executor", make_executor)
-    given = {} if executor is None else {"executor": executor}
-    with pytest.warns(DeprecationWarning, match=r"^start_method of Loader is deprecated: pass it as executor=$"):
-        Loader(RangeSource(6), batch_size=2, start_method="fork", **given).close()
-    assert asked == [expected]
 
 
 def test_a_config_of_0_2_builds_a_loader():

@@ -84,23 +84,6 @@ def test_each_of_1024_ranks_reads_its_lane_and_a_node_downloads_each_byte_once()
     assert (plan.first_bytes, plan.first_seconds) == (8 * MEGABYTE, 8)
 
 
-@pytest.mark.parametrize("lanes", [True, False])
-def test_bytes_are_those_of_a_walk_over_every_position(lanes):
-    parent = ShardSequential((32,) * 64, 3)
-    order = Lanes(parent, 4, 16, 1) if lanes else PoolShuffle(parent, 32, 3)
-    job = job_of(order, 64, 32, ranks=4, per_node=2)
-    plan = plan_job(job, bandwidth=MEGABYTE / 2, budget=None, mode="shards")
-    uses = [[steps for (node, _), steps in walked(job, 0).items() if node == number] for number in (0, 1)]
-    read = [len(each) * MEGABYTE for each in uses]
-    assert plan.node_bytes == (sum(read) / 2, max(read))
-    assert plan.first_bytes == max(sum(first == 0 for first, *_ in each) for each in uses) * MEGABYTE
-    assert plan.first_seconds == plan.first_bytes / MEGABYTE * 2
-    together = max(
-        sum(first <= step <= last for first, last, _ in each) for each in uses for step in range(job.planner.steps(0))
-    )
-    assert plan.together_bytes == together * MEGABYTE
-
-
 @pytest.mark.parametrize("kind", ["lanes", "pool", "global", "repeat"])
 def test_a_thinned_job_is_like_the_whole(kind):
     shards, records = 256, 512

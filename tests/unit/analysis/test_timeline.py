@@ -21,7 +21,7 @@ from dataload.errors import MissingDependencyError
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
-from dataload.storage.remote.traffic import Downloads, Report, Request
+from dataload.storage.remote.traffic import Request
 from dataload.streams import MultiStreamLoader
 
 
@@ -107,13 +107,6 @@ def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
     ]
     labels = [label.get_text() for label in timeline_figure(timeline, "", "").axes[0].get_yticklabels()]
     assert labels == ["worker 9", "worker 10", "consumer makes", CONSUMER, "downloads"]
-
-
-def test_requests_of_worker_processes_come_with_their_steps():
-    timeline, step = Timeline(), Step(0, "dataload-0", ("read", 1.0, 2.0))
-    step.downloads = Report(Downloads(requests=1), [Request("read", 1.0, 1.5, False)])
-    timeline.waited(step, 0.0, 3.0)
-    assert timeline.requests == step.downloads.requests
 
 
 # The trace

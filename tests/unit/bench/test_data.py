@@ -41,15 +41,6 @@ def test_tokens_overlap_by_one(tmp_path):
     np.testing.assert_array_equal(first, flat[:1025])
 
 
-def test_files_are_written_once(tmp_path, data, monkeypatch):
-    first = write(data, "syrah", tmp_path)
-    other, blobs = made_data(get_workload("floats-64"), 21), made_data(get_workload("blobs"), 20)
-    assert write(other, "syrah", tmp_path).path != first.path
-    monkeypatch.setattr("dataload.bench.data.convert", None)  # cannot be called
-    assert write(data, "syrah", tmp_path) == first
-    assert made_data(get_workload("floats-64"), 20).content == data.content != blobs.content
-
-
 def test_what_was_not_finished_is_written_anew(tmp_path, data, monkeypatch):
     def interrupted(records, target, **_):
         target.write_bytes(b"half of it")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import cold, formats, harness
+from benchmarks import formats, harness
 from benchmarks.harness import Case, against, content, more_workers, run_cases
 from dataload.bench import task as measuring
 
@@ -88,12 +88,3 @@ def test_a_format_on_little_data(tmp_path, monkeypatch, name):
         *(f"Loader, {n} workers" for n in (2, 3, 4)),
     ]
     assert sum(name.startswith("more workers are not slower") for name in names) == 1
-
-
-def test_cold_reads_on_little_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    monkeypatch.setattr(cold, "RECORDS", 16)
-    monkeypatch.setattr(cold, "FORMATS", {"Syrah": cold.FORMATS["Syrah"]})
-    rows = cold.cold(rounds=1)
-    assert [row["case"] for row in rows] == [f"Syrah, {order}" for order in cold.ORDERS]
-    assert all(row["ratio"] > 0 for row in rows)

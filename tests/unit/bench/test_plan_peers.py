@@ -4,13 +4,11 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dataload
-from benchmarks import beside
 from benchmarks.peers import plan as peers_plan
 from benchmarks.peers.field import expand_files
 from benchmarks.peers.plan import plan_peers
@@ -78,23 +76,6 @@ def test_several_files(plan, data, tmp_path):
         np.testing.assert_array_equal(source.read_batch(range(20))["x"], [record["x"] for record in data.records])
 
 
-def test_the_fastest_settings_are_measured(plan, monkeypatch, capsys):
-    """Numbers of workers first, then the peer's own settings with the best of them."""
-    rates = {(0, None): 3.0, (2, None): 5.0, (2, 8): 4.0}
-
-    def run(task, **_):
-        rate = rates[task.workers, task.options.get("tuned", {}).get("prefetch_factor")]
-        return "failed" if task.order == "sequential" else SimpleNamespace(records_per_second=rate)
-
-    monkeypatch.setattr(beside, "run_task", run)
-    searched = []
-    tasks, missing = plan(TORCH, formats=("tar",))
-    found = beside._searched(lambda *_: (tasks, missing), {}, 0.1, searched, tasks[0])
-    assert found == ([next(task for task in tasks if task.order == "global" and task.workers == 2)], missing)
-    assert [row["records_per_second"] for row in searched] == [3.0, 5.0, 0.0, 0.0, 4.0]
-    assert "2 workers, prefetch_factor 8" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("peer", "workload", "form", "why"),
     [
@@ -127,9 +108,3 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
     assert {(task.format, task.path) for task in tasks} == {("npy", f"{command[5]}/x.npy")}
     assert plan(MEMMAP)[0] == tasks
     assert len(prepares.ran) == 1
-
-
-def test_files_that_are_really_written(plan, data):
-    ((task, *_), missing) = plan(MEMMAP, formats=("tar",))
-    assert missing == []
-    np.testing.assert_array_equal(np.load(task.path), [record["x"] for record in data.records])

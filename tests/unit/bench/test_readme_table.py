@@ -63,25 +63,6 @@ def test_the_best_of_each_format_and_peer(made):
     assert "on 2 CPUs (A processor), 2026-01-02." in text
 
 
-BETWEEN = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n"
-
-
-def write_pages(root, text):
-    (root / "docs").mkdir()
-    for page in readme_table.PAGES:
-        (root / page).write_text(text)
-
-
-def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
-    write_pages(tmp_path, BETWEEN)
-    results = made.results(made.limit(1), made.ours(1))
-    (tmp_path / "r.json").write_text(json.dumps(results.to_json()))
-    for _ in range(2):  # again changes nothing
-        assert readme_table.main([str(tmp_path / "r.json"), "--root", str(tmp_path)]) == 0
-        for page, table in readme_table.PAGES.items():
-            assert (tmp_path / page).read_text() == BETWEEN.replace("old", "\n".join(table(results)))
-
-
 @pytest.mark.parametrize("page", readme_table.PAGES)
 def test_the_tables_are_made_from_the_recorded_results(page):
     text = (ROOT / page).read_text("utf-8")

@@ -29,21 +29,6 @@ def test_ratios_are_taken_within_rounds(made):
     assert ours.records_per_second == Spread(275, 50, 500)
 
 
-def test_ratios_where_a_reading_failed_later(made):
-    """Its rounds are the first ones."""
-    assert ratios_of([500, 50, 5], [1000, 200]) == [0.5, 0.25]
-    assert ratios_of([500], [1000, 100]) == [0.5]
-
-
-def test_no_rate_and_no_ratio(made):
-    failed = made.ours(error="gone")
-    assert failed.records_per_second is None
-    assert failed.ratio_to(made.limit(1000)) is None
-    assert made.ours(500).ratio_to(failed) is None
-    assert made.ours(500).ratio_to(made.limit(0)) is None
-    assert made.answer(5, seconds=0.0).records_per_second == 0
-
-
 def test_json_and_back(made):
     results = made.results(
         made.limit(1000, 900),

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.limits import bare_generators, multistream, plan_readers
 from benchmarks.peers.torch_loader import groups as torch_groups
-from benchmarks.workloads import busy_numbers, get_workload, made_data, write_made
+from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench.data import Choices
 from dataload.bench.task import MODULUS, Task
 
@@ -52,12 +52,6 @@ def checksum(items):
 
 def epochs(made, count):
     return [[made.check(batch) for batch in made.batches(epoch)] for epoch in range(count)]
-
-
-def test_the_numbers():
-    assert [*busy_numbers(3, 4)] == [*numbers(3, 4)]
-    assert len({*busy_numbers(0, 50)}) > 40
-    assert [*busy_numbers(3, 0)] == []
 
 
 def test_an_epoch_is_every_row_to_its_end(reading):

@@ -1,7 +1,5 @@
 """Rows of tables, worked out by hand."""
 
-import pytest
-
 from dataload.bench.runner import (
     FILE_COLUMNS,
     RATE_COLUMNS,
@@ -20,20 +18,6 @@ def columns(measurements):
     rows = rate_rows(measurements)
     assert all(len(row) == len(RATE_COLUMNS) for row in rows)
     return dict(zip(RATE_COLUMNS, zip(*rows, strict=True), strict=True))
-
-
-def test_every_row_has_its_ratio_to_the_limit_and_to_the_best_peer(made):
-    measured = [
-        made.limit(1000, 1100, 1200),
-        made.limit(3000, 3000, 3000, name="copy, 2 threads", workers=2),
-        made.ours(500, 550, 600),
-        made.peer(100, 110, 120),
-        made.peer(250, 275, 300, name="DALI"),
-    ]
-    found = columns(measured)
-    assert found["x limit"] == ("1.00", "2.73", "0.50", "0.10", "0.25")
-    assert found["x peer"] == ("4.00", "10.91", "2.00", "0.40", "1.00")
-    assert baselines(measured) == (measured[0], measured[4])
 
 
 def test_a_row(made):
@@ -57,23 +41,6 @@ def test_a_row(made):
         "peak MB": "30",
         "mapped MB": "10",
     }
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ([{"peak_rss": None, "cached_rss": None}, {"cached_rss": None}], {"peak MB": "30", "mapped MB": ""}),
-        (
-            [{"batches": None, "system_seconds": None, "minor_faults": None, "first_touch_rate": None}],  # version 1
-            {"records/s": "1,000", "first touch/s": "", "faults/batch": "", "sys us/batch": ""},
-        ),
-        ([{"records": 0, "nbytes": 0, "seconds": 0.0}], {"records/s": "0", "spread": "", "MB/s": "0"}),
-    ],
-)
-def test_what_is_not_known_is_left_empty(made, answers, expected):
-    measured = made.ours()
-    found = columns([type(measured)(measured.task, tuple(made.answer(1000, **answer) for answer in answers))])
-    assert {name: found[name][0] for name in expected} == expected
 
 
 def test_a_row_is_compared_with_the_limit_of_its_order(made):

@@ -10,11 +10,9 @@ import bench_readings
 import numpy as np
 import pytest
 
-from benchmarks.cold import drop_cached
 from benchmarks.limits import plan_limits
 from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
-from dataload.bench import task as measuring
 from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
 from dataload.bench.task import check_batch, check_record, measure
@@ -25,43 +23,6 @@ def written(tmp_path_factory):
     """200 records of 64 bytes as Syrah."""
     data = made_data(get_workload("floats-64"), 200)
     return data, write(data, "syrah", tmp_path_factory.mktemp("cache"))
-
-
-def measured(made, monkeypatch, reading, **task):
-    """The answer to a task over `reading`, which is then closed."""
-    monkeypatch.setattr(bench_readings, "numbers", lambda task: reading)
-    answer = measure(made.task(reading="bench_readings:numbers", **task))
-    assert reading.closed
-    return answer
-
-
-def test_batches_of_the_steady_state_are_counted(made, monkeypatch):
-    reading = bench_readings.Reading()
-    answer = measured(made, monkeypatch, reading, seconds=0.005)
-    assert (answer.records, answer.nbytes) == (4 * answer.batches, 4 * answer.batches)
-    assert reading.epochs == list(range(len(reading.epochs)))
-    assert 0 < answer.batches < 3 * len(reading.epochs) - 3  # less than all: the warm-up has read some
-    assert answer.seconds >= 0.005
-    assert answer.settings == {"made": "up"}
-
-
-def test_the_first_epoch_is_no_part_of_the_steady_state(made, monkeypatch):
-    """Only its batches fault; and only they are slow."""
-
-    class Touching(bench_readings.Reading):
-        def batches(self, epoch):
-            for batch in super().batches(epoch):
-                if not epoch:
-                    touched.append(np.ones(1 << 22, np.uint8))
-                yield batch
-
-    monkeypatch.setattr(measuring, "_WHOLE_FACTOR", 1e6)  # read to its end on the slowest machine
-    touched = []
-    answer = measured(made, monkeypatch, Touching(batches=20), seconds=0.005)
-    assert len(touched) == 20
-    assert answer.minor_faults < 1000  # one of the arrays is 1,024 pages
-    assert 0 <= answer.system_seconds <= answer.cpu_seconds
-    assert answer.first_touch_rate < answer.records_per_second
 
 
 def test_faults_of_workers_count(made):
@@ -153,11 +114,3 @@ def files(folder):
         path.read_bytes()
     assert [cached_part(path) for path in paths] == [1, 1]
     return paths
-
-
-def test_dropping_files(files, folder):
-    for dropped, left in ((files[0], [False, True]), (folder, [False, False])):
-        for path in files:
-            path.read_bytes()
-        drop_cached([dropped])
-        assert [cached_part(path) > 0.5 for path in files] == left

@@ -1,6 +1,4 @@
-import glob
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -104,18 +102,6 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch, written, mean
         assert path == meant.format(here=tmp_path, home="/home/me")
 
 
-def test_the_directory_of_a_config_may_look_like_a_pattern(tmp_path):
-    directory = tmp_path / "lr=[1,2]"
-    directory.mkdir()
-    (directory / "a1.syr").touch()
-    (directory / "c.json").write_text(json.dumps({**OK, "source": {"path": "a*.syr"}}))
-    pattern = read_config(directory / "c.json").source.path
-    assert glob.glob(pattern) == [str(directory / "a1.syr")]
-    # Paths of dicts and overrides are relative to the working directory.
-    assert config().source.path == "a.syr"
-    assert read_config(directory / "c.json", ["source.path=b.syr"]).source.path == "b.syr"
-
-
 def write(directory, name, text):
     path = directory / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -189,14 +175,6 @@ def test_values_of_overrides(text, value):
     assert type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [("a=1", ("a",)), ("a.b-c.d_e=1", ("a", "b-c", "d_e")), ('a."b.c"=1', ("a", "b.c")), (" a . b = 1", ("a", "b"))],
-)
-def test_keys_of_overrides(text, keys):
-    assert parse_assignment(text) == (keys, 1)
-
-
 @pytest.mark.parametrize("text", ["a", "", "=1", "a b=1", "a..b=1", "a\nb=1", "a.=1", "ä=1", "a[0]=1"])
 def test_what_is_no_assignment(text):
     with pytest.raises(ConfigError, match=r"is not 'key=value', such as loader\.batch_size=64"):
@@ -235,20 +213,6 @@ def test_overrides_in_lists(override, paths):
     assert TWO == [{"path": "a.syr"}, {"path": "b.syr"}]
 
 
-def test_overrides_deep_in_lists():
-    table = {"kind": "mixture", "weights": [[1, 2], [3, 4]], "samplers": [{"kind": "sequential"}] * 2}
-    overrides = ["sampler.weights[1][0]=5", "sampler.samplers[1]={kind='pool_shuffle'}", "sampler.samplers[1].seed=6"]
-    sampler = config(*overrides, source=TWO, sampler=table).sampler
-    assert sampler.weights == ((1, 2), (5, 4))
-    assert [section.kind for section in sampler.samplers] == ["sequential", "pool_shuffle"]
-    assert sampler.samplers[1].seed == 6
-
-
-def test_a_quoted_key_may_have_brackets():
-    for override in ('loader.collate."x[0]"=pad', "loader.collate.'x[0]'=pad"):
-        assert config(override).loader.collate == {"x[0]": "pad"}
-
-
 NO_PLACE = r"': 'source' is a list of 2; its first item is source\[0\]"
 
 
@@ -272,16 +236,6 @@ def test_overrides_that_lead_nowhere(override, source, match):
 # What becomes of the settings
 
 
-def test_only_what_was_given_is_passed_on():
-    settings = config()
-    assert settings.source.open_options() == {}
-    assert settings.loader_options(SOURCE) == {"batch_size": 4}
-    given = {"codec": "npz", "decode": {"bin": "math:sqrt", "png": "image"}}
-    settings = config(source={"path": "a.tar", "format": "tar", "fields": ["x"], **given, "options": {"own": 1}})
-    expected = {"fields": ("x",), "codec": "npz", "decode": {"bin": math.sqrt, "png": "image"}, "own": 1}
-    assert settings.source.open_options() == expected
-
-
 def test_options_of_a_format_of_another_package(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "plugin_package"))
     settings = config(source={"path": "countdown:3.txt", "step": 2, "options": {"own": 1}})
@@ -289,57 +243,6 @@ def test_options_of_a_format_of_another_package(monkeypatch):
     assert config(source={"path": "3.txt", "format": "countdown", "step": 2}).source.open_options() == {"step": 2}
     refuse(r"source\.stepp is 2: there is no such key", source={"path": "countdown:3.txt", "stepp": 2})
     sys.modules.pop("countdown_plugin", None)
-
-
-def test_batches_are_padded_to_the_boundaries_of_their_bucket(tmp_path):
-    import dataload
-
-    rows = "".join(f'{{"x": {[1] * n}}}\n' for n in (1, 2, 3, 5, 6, 7))
-    (tmp_path / "a.jsonl").write_text(rows)
-    table = {
-        "source": {"path": str(tmp_path / "a.jsonl")},
-        "sampler": {"kind": "length_buckets", "length_of": "x", "boundaries": [4, 8], "max_tokens": 16},
-        "loader": {"collate": {"x": {"pad": [4, 8]}}},
-    }
-    with dataload.from_config(table) as loader:
-        assert {batch["x"].shape[1] for batch in loader} == {4, 8}
-    with dataload.from_config(table, overrides=["loader.collate.x.pad=16"]) as loader:
-        assert {batch["x"].shape[1] for batch in loader} == {16}
-    for value, message in (
-        ("[8, 4]", "must be an integer >= 1 or ascending lengths, got"),
-        ("a", r"x\.pad must be an integer >= 1, got 'a'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            dataload.from_config(table, overrides=[f"loader.collate.x.pad={value}"])
-
-
-def test_pad_values_of_fields(tmp_path):
-    import dataload
-
-    rows = "".join(f'{{"tokens": {[1] * n}, "labels": {[2] * n}}}\n' for n in (1, 2))
-    (tmp_path / "a.jsonl").write_text(rows)
-    loader = {"batch_size": 2, "collate": {"tokens": "pad", "labels": "pad"}, "pad_value": {"labels": -100}}
-    table = {"source": {"path": str(tmp_path / "a.jsonl")}, "loader": loader}
-    for more, expected in ([], -100), (["loader.pad_value.labels=-1"], -1), (["loader.pad_value=7"], 7):
-        with dataload.from_config(table, overrides=more) as made:
-            assert next(iter(made))["labels"].tolist() == [[2, expected], [2, 2]]
-    with pytest.raises(ConfigError, match=r"pad_value names 'label', which is not a padded"):
-        dataload.from_config(table, overrides=["loader.pad_value={label=-100}"])
-
-
-def test_functions_are_imported():
-    options = config(
-        "loader.transform=[math:sqrt, json:JSONDecoder.decode]",
-        "loader.batch_transform=math:floor",
-        "loader.collate=math:prod",
-        "source.codec=zlib:decompress",
-    )
-    found = options.loader_options(SOURCE)
-    assert found["transform"] == [math.sqrt, json.JSONDecoder.decode]
-    assert (found["batch_transform"], found["collate"]) == (math.floor, math.prod)
-    assert options.source.open_options()["codec"].__name__ == "decompress"
-    assert config("loader.transform=math:sqrt").loader_options(SOURCE)["transform"] is math.sqrt
-    assert config("loader.collate.x=pad").loader_options(SOURCE)["collate"] == {"x": "pad"}
 
 
 @pytest.mark.parametrize(
@@ -355,13 +258,6 @@ def test_functions_that_do_not_exist(reference, match):
     with pytest.raises(ConfigError, match=match) as error:
         config(f"loader.transform={reference}").loader_options(SOURCE)
     assert error.value.key == "loader.transform"
-
-
-def test_records_to_exclude_are_indices_or_a_report_beside_the_config(tmp_path):
-    assert config("loader.exclude=[3, 1]").loader_options(SOURCE)["exclude"] == (3, 1)
-    path = tmp_path / "train.toml"
-    path.write_text('[source]\npath = "range:9"\n[loader]\nbatch_size = 2\nexclude = "bad.jsonl"\n')
-    assert read_config(path).loader.exclude == str(tmp_path / "bad.jsonl")
 
 
 def test_the_json_schema_is_one():
@@ -384,17 +280,6 @@ def test_the_schema_has_the_bounds_of_the_classes():
     refuse(r"sampler\.lanes is 65537: expected a number < 65537", sampler={"kind": "lanes", "lanes": 65_537})
     _, share = tables["LoaderConfig"]["properties"]["max_bad"]["anyOf"]
     assert share == {"exclusiveMinimum": 0, "maximum": 1, "type": "number"}
-
-
-def test_several_sources(tmp_path):
-    settings = config(source=[{"path": "a.tar", "fields": ["x"]}, {"path": "b.syr"}])
-    assert list(settings.sources()) == ["source[0]", "source[1]"]
-    assert [section.open_options() for section in settings.sources().values()] == [{"fields": ("x",)}, {}]
-    assert list(config().sources()) == ["source"]
-    table = {**OK, "source": [{"path": "a.syr"}, {"path": "7", "format": "range"}, {"path": ["/b.tar"], "index": "c"}]}
-    (tmp_path / "c.json").write_text(json.dumps(table))
-    a, number, b = read_config(tmp_path / "c.json").source
-    assert (a.path, number.path, b.path, b.index) == (str(tmp_path / "a.syr"), "7", ("/b.tar",), str(tmp_path / "c"))
 
 
 def test_a_loader_from_a_config_file(tmp_path, monkeypatch):

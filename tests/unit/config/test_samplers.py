@@ -1,6 +1,5 @@
 """Orders from configs: every kind of sampler, against the same sampler built by hand."""
 
-import json
 import re
 
 import numpy as np
@@ -8,16 +7,14 @@ import pytest
 
 import dataload
 from dataload._util.randomness import derive_key
-from dataload.config import json_schema, read_config
+from dataload.config import read_config
 from dataload.config.files import parse_value
 from dataload.errors import ConfigError
 from dataload.loader.order import shuffled
 from dataload.samplers import (
-    BucketBatchSampler,
     GlobalShuffle,
     Lanes,
     Mixture,
-    PackedBatchSampler,
     PoolShuffle,
     Repeat,
     Sequential,
@@ -182,44 +179,6 @@ def test_limits_temperature_and_least_share_of_a_mixture():
         build({**table, "temperature": 0.3}, PARTS)
 
 
-def test_a_mixture_may_be_a_parent():
-    found = build({"kind": "subset", "stop": 4, "parent": {"kind": "mixture", "weights": [0, 1]}}, PARTS)
-    indices = found.indices(np.arange(4), epoch=0)
-    assert ((indices >= 12) & (indices < 20)).all()
-    assert len(set(indices.tolist())) == 4
-
-
-def test_length_buckets(tmp_path):
-    np.save(tmp_path / "lengths.npy", np.array(LENGTHS, np.int32))
-    path = str(tmp_path / "lengths.npy")
-    table = {"kind": "length_buckets", "lengths": path}
-    expected = BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=5)
-    assert options(table, FILES, loader={"batch_size": 4, "seed": 5}) == {"seed": 5, "sampler": expected}
-    more = {"max_tokens": 12, "boundaries": [2, 6], "group": 2, "shuffle": False, "seed": 1}
-    expected = BucketBatchSampler(lengths=LENGTHS, **{**more, "boundaries": (2, 6)})
-    assert options({**table, **more}, FILES, loader={"tail": "drop"}) == {"tail": "drop", "sampler": expected}
-
-
-def test_packing(tmp_path):
-    np.save(tmp_path / "lengths.npy", LENGTHS)
-    table = {"kind": "packing", "lengths": str(tmp_path / "lengths.npy"), "row_length": 8}
-    expected = PackedBatchSampler(sampler=GlobalShuffle(20, 5), lengths=LENGTHS, row_length=8, batch_size=4)
-    assert options(table, FILES, loader={"batch_size": 4, "seed": 5})["sampler"] == expected
-    more = {"row_length": 4, "window": 6, "overlong": "truncate", "sampler": {"kind": "subset", "step": 2}}
-    expected = PackedBatchSampler(
-        sampler=Subset(Sequential(20), slice(None, None, 2)),
-        lengths=LENGTHS,
-        row_length=4,
-        batch_size=4,
-        window=6,
-        overlong="truncate",
-    )
-    assert options({**table, **more}, FILES)["sampler"] == expected
-    records = MemorySource([{"x": np.zeros(length)} for length in LENGTHS])
-    del table["lengths"]
-    assert options({**table, **more, "length_of": "x"}, records)["sampler"] == expected
-
-
 # What is found wrong when the data are there. Each line is a table and the error that it leads to.
 
 FIT = r"""
@@ -252,14 +211,6 @@ def test_a_table_that_does_not_fit_the_data(tmp_path, monkeypatch, source, lines
         with pytest.raises(ConfigError, match=rf"^sampler\.{re.escape(key)}:.*{message}") as error:
             options(parse_value(table), source)
         assert error.value.key == f"sampler.{key}"
-
-
-def test_arrays_in_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.save("indices.npy", np.array([4, 9, 9, 0], np.uint8))
-    np.save("weights.npy", WEIGHTS)
-    assert build({"kind": "subset", "indices": "indices.npy"}, FILES) == Subset(Sequential(20), [4, 9, 9, 0])
-    assert build({"kind": "weighted", "weights": "weights.npy"}, FILES) == Weighted(WEIGHTS, 20, 0)
 
 
 def test_arrays_that_do_not_fit(tmp_path):
@@ -300,45 +251,6 @@ def data(tmp_path):
 
 SOURCE = '[source]\npath = "*.syr"\nfields = ["y"]\n'
 SOURCES = '[[source]]\npath = "[01].syr"\nfields = ["y"]\n[[source]]\npath = "2.syr"\nfields = ["y"]\n'
-
-
-def test_several_sources_are_joined_in_their_order(data):
-    (data / "train.toml").write_text(SOURCES + "[loader]\nbatch_size = 20\n")
-    with dataload.from_config(data / "train.toml", overrides=[f"source[1].path={data}/0.syr"]) as loader:
-        assert isinstance(loader.source, ConcatSource)
-        assert next(iter(loader))["y"].tolist() == [*range(12), *range(7)]
-    with pytest.raises(dataload.errors.ClosedSourceError):
-        loader.source[0]
-
-
-def test_paths_of_arrays_are_relative_to_the_file_at_any_depth(tmp_path, monkeypatch):
-    directory = tmp_path / "lr=[1]"  # has the characters of a pattern, and is none
-    directory.mkdir()
-    monkeypatch.setenv("HOME", "/home/me")
-    table = {
-        "kind": "mixture",
-        "weights": [1, 1],
-        "samplers": [
-            {"kind": "subset", "indices": "a.npy", "parent": {"kind": "weighted", "weights": "../b.npy"}},
-            {"kind": "weighted", "weights": "~/c.npy", "num_samples": 4},
-        ],
-    }
-    config = {"source": TWO, "sampler": table, "loader": {"batch_size": 4}}
-    (directory / "c.json").write_text(json.dumps(config))
-    first, second = read_config(directory / "c.json").sampler.samplers
-    assert first.indices == f"{directory}/a.npy"
-    assert first.parent.weights == f"{directory}/../b.npy"
-    assert second.weights == "/home/me/c.npy"
-    assert read_config(config).sampler.samplers[0].indices == "a.npy"
-    found = read_config(directory / "c.json", ["sampler.samplers[0].indices=d.npy"]).sampler
-    assert found.samplers[0].indices == "d.npy", "relative to the working directory"
-
-
-def test_lanes_and_ranks(data):
-    (data / "train.toml").write_text(f'{SOURCE}[sampler]\nkind = "lanes"\nlanes = 4\n[loader]\nbatch_size = 3\n')
-    with pytest.raises(ConfigError, match=r"^sampler\.lanes: lanes must be a multiple of world_size, 3, .* got 4") as e:
-        dataload.from_config(data / "train.toml", overrides=["loader.rank=0", "loader.world_size=3"])
-    assert (e.value.key, e.value.value) == ("sampler.lanes", 4)
 
 
 def test_rows_of_all_ranks(data):
@@ -399,48 +311,3 @@ def test_a_config_that_fails_late_closes_what_it_opened(monkeypatch):
     assert closed == [3, 4, 3, 4], "nobody else has opened them"
     source = dataload.from_config(config).source
     assert (closed, source[6]["index"]) == ([3, 4, 3, 4], 3), "a loader that was only dropped leaves its source"
-
-
-# For editors
-
-
-EXAMPLES = [
-    {"kind": "sequential"},
-    {"kind": "global_shuffle", "parent": {"kind": "subset", "indices": [1, 2]}},
-    {"kind": "pool_shuffle", "pool_size": 8, "parent": {"kind": "shard_sequential", "seed": 3}},
-    {"kind": "lanes", "lanes": 2, "parent": {"kind": "lanes", "lanes": 4}},
-    {"kind": "repeat", "times": 2},
-    {"kind": "weighted", "weights": "a.npy"},
-    {"kind": "mixture", "weights": [[1, 2.5], [0, 1]], "samplers": [{"kind": "sequential"}] * 2},
-    {"kind": "mixture", "weights": {"0": [1, 2], "12000": [0, 1]}, "stop": "never", "global_batch_size": 8},
-    {"kind": "mixture", "weights": [[1, 2], {"0": [1, 2], "90": [0, 1]}]},
-    {"kind": "length_buckets", "length_of": "x"},
-    {"kind": "packing", "lengths": "a.npy", "row_length": 8, "sampler": {"kind": "shard_sequential"}},
-]
-WRONG = [
-    {"kind": "pool_shuffle", "pool_size": 0},
-    {"kind": "pool_shuffle", "parent": {"kind": "packing", "row_length": 3}},
-    {"kind": "weighted", "weights": [1, "a"]},
-    {"kind": "weighted", "weights": "a.txt"},
-    {"kind": "mixture", "weights": [[1, [2]]]},
-    {"kind": "mixture", "weights": {"0": 3}},
-    {"kind": "lanes"},
-]
-
-
-def test_the_schema_takes_what_the_models_take():
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
-    configs = [{"source": TWO, "sampler": table, "loader": {"batch_size": 4}} for table in EXAMPLES]
-    configs.append({"source": ONE, "sampler": {**EXAMPLES[-2], "max_tokens": 4}})  # which needs nothing of the loader
-    for config in configs:
-        assert validator.is_valid(config), config
-        read_config(config)
-    wrong = [{"source": ONE, "sampler": table, "loader": {"batch_size": 4}} for table in WRONG]
-    wrong += [{"source": ONE, "loader": {"batch_size": 0}}, {"source": [], "loader": {"batch_size": 4}}]
-    for config in wrong:
-        assert not validator.is_valid(config), config
-        with pytest.raises(ConfigError, match="config"):
-            read_config(config)

@@ -124,20 +124,6 @@ def test_a_rank_is_published_when_it_is_known(collect, monkeypatch):
         assert {key[1:3] for key in collect()} == {("loader-0", 3), ("loader-1", 3)}
 
 
-def test_two_loaders_are_told_apart(collect):
-    first, second = (Loader(RangeSource(8), batch_size=size) for size in (4, 2))
-    held = [instrument(loader, meter_provider=collect.provider) for loader in (first, second)]
-    assert len([*first, *second]) == 6
-    found = collect()
-    assert (found["dataload.batches", "loader-0", 0], found["dataload.batches", "loader-1", 0]) == (2, 4)
-    held[0].close()
-    held[0].close()
-    assert {name for _, name, *_ in collect()} == {"loader-1"}
-    with instrument(first, name="train", meter_provider=collect.provider):
-        assert {name for _, name, *_ in collect()} == {"train", "loader-1"}
-    assert {name for _, name, *_ in collect()} == {"loader-1"}
-
-
 def test_a_loader_that_was_dropped_is_gone(collect):
     loader = Loader(RangeSource(8), batch_size=4, num_workers=1)
     spans = TracerProvider()

@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from chat_tokenizers import make, template
+from chat_tokenizers import make
 
-from dataload import ConfigError, Loader, Pad, WorkerError
+from dataload import ConfigError
 from dataload.text import Chat
 
 STABLE = ["chatml", "gemma", "llama3", "mistral", "qwen2_5"]
@@ -76,14 +76,6 @@ def test_markers_of_a_template_decide_where_there_are_any(name):
     assert learnt(Chat(tokenizer), last) == learnt(Chat(tokenizer), sample)[1:]
 
 
-@pytest.mark.parametrize("pair", [("llama3", "llama3_training"), ("gemma", "gemma_training")])
-def test_both_ways_agree_where_a_template_has_both_versions(pair):
-    plain, marked = (Chat(make(name))({"messages": TALK}) for name in pair)
-    assert plain["input_ids"].tolist() == marked["input_ids"].tolist()
-    kept = marked["labels"] >= 0
-    assert (plain["labels"][kept] == marked["labels"][kept]).all()
-
-
 def test_a_tokenizer_that_normalizes_and_drops_spaces_labels_the_same_text():
     transform = Chat(make("chatml", kind="marks"))
     sample = transform({"messages": [user("Name the sky."), answer("The  SUN\n"), user("More"), answer("Blue")]})
@@ -114,30 +106,6 @@ def test_tools_and_system_messages_are_rendered_and_not_learnt():
     assert "# Tools" not in transform.tokenizer.decode(transform({"messages": talk, "tools": []})["input_ids"])
     renamed = Chat(make("qwen2_5"), "talk", tools="functions")({"talk": talk, "functions": tools})
     assert (renamed["labels"] == sample["labels"]).all()
-
-
-def test_a_template_of_ones_own_and_its_options():
-    own = Chat(make("gemma"), chat_template="{{ motto }}" + template("chatml"), options={"motto": "Be short."})
-    assert own.tokenizer.decode(own({"messages": TALK})["input_ids"]).startswith("Be short.<|im_start|>user\nName")
-
-
-def test_at_most_one_more_rendering_for_each_message(monkeypatch):
-    transform, renderings = Chat(make("chatml")), []
-    plain = type(transform.tokenizer).apply_chat_template
-
-    def counted(self, conversation, **settings):
-        renderings.append(len(conversation))
-        return plain(self, conversation, **settings)
-
-    monkeypatch.setattr(type(transform.tokenizer), "apply_chat_template", counted)
-    transform({"messages": TALK})
-    assert len(renderings) <= 1 + len(TALK)
-    renderings.clear()
-    Chat(make("llama3_training"))({"messages": TALK})
-    assert renderings == [4]
-    renderings.clear()
-    Chat(make("chatml"), train_on="last")({"messages": TALK})
-    assert sorted(renderings) == [3, 4]
 
 
 THINKING = [
@@ -198,23 +166,6 @@ def test_a_conversation_without_labels_is_an_error():
     shrinks = "{{ 'x' * (9 - messages|length) }}"
     with pytest.raises(ConfigError, match="are 'xxx' from character 5 if none follow, and '' if others do"):
         Chat(make(), chat_template=shrinks)({"messages": TALK})
-
-
-def test_unstable_templates_can_learn_the_last_answer():
-    transform = Chat(make("qwen3"), train_on="last")
-    assert learnt(transform, transform({"messages": THINKING})) == ["<think>\nadd\n</think>\n\n3<|im_end|>\n"]
-
-
-def test_bad_conversations_are_skipped_and_counted():
-    source = [{"messages": TALK}, {"messages": [user("a")]}, {"messages": TALK[:2]}, {"messages": [{"role": "user"}]}]
-    policies = {"input_ids": Pad(0), "labels": Pad(-100), "attention_mask": Pad(0)}
-    settings = {"batch_size": 4, "transform": Chat(make()), "collate": policies}
-    loader = Loader(source, **settings, on_error="skip", max_bad=2)
-    (batch,) = loader
-    assert len(batch["labels"]) == 2
-    assert loader.statistics().bad == 2
-    with pytest.raises(WorkerError, match=r"(?s)on index 1.*field 'messages' has no assistant turn"):
-        list(Loader(source, **settings))
 
 
 def test_a_transform_is_a_value_with_a_digest():

@@ -1,7 +1,5 @@
 """Preferences, documents with gaps, and prefixes."""
 
-import pickle
-
 import numpy as np
 import pytest
 from chat_tokenizers import make
@@ -122,13 +120,6 @@ def test_documents_are_cut_at_two_characters_in_both_orders():
         assert {parts_of(always, always({"text": TEXT}, SampleContext(i, 0, 0)))[0] for i in range(9)} == {expected}
 
 
-def test_gaps_begin_and_end_at_any_character():
-    transform = FillInTheMiddle(make(), rate=1, spm_rate=1)
-    suffixes = [parts_of(transform, transform({"text": "ab"}, SampleContext(i, 0, 0)))[1][0] for i in range(12)]
-    assert suffixes == ["", "b", "", "", "", "b", "b", "", "", "", "b", ""], "the same for ever"
-    assert parts_of(transform, transform({"text": ""}, SampleContext(0, 0, 0))) == ("spm", ("", ""))
-
-
 def test_gaps_are_the_same_for_any_workers_and_others_in_the_next_epoch():
     source = [{"text": f"{TEXT}{i}"} for i in range(12)]
     settings = {"batch_size": 4, "transform": FillInTheMiddle(make(), rate=1), "collate": POLICIES, "seed": 3}
@@ -154,13 +145,6 @@ def test_gaps_are_the_same_for_any_workers_and_others_in_the_next_epoch():
 def test_wrong_settings_of_gaps(settings, message):
     with pytest.raises(ConfigError, match=message):
         FillInTheMiddle(make(), **settings)
-
-
-def test_the_sentinels_are_found_or_given():
-    assert FillInTheMiddle(make()).sentinels == GAP
-    own = FillInTheMiddle(make(), sentinels=("<|user|>", "<|system|>", "<|assistant|>"), rate=1, spm_rate=0)
-    assert own.tokenizer.decode(own({"text": TEXT}, SampleContext(0, 0, 0))["input_ids"]).startswith("<|user|>")
-    assert pickle.loads(pickle.dumps(own)) == own != FillInTheMiddle(make())
 
 
 def test_a_prefix_is_not_learnt_and_marked():

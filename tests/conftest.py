@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.logging import LogCaptureFixture, LogCaptureHandler, caplog_handler_key, catching_logs
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
@@ -93,19 +94,25 @@ def pytest_collection():
         gc.enable()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_heap():
-    """Spare collections of garbage the tests, and what other files imported: with torch, each takes 0.2 s."""
-    gc.collect()
-    gc.freeze()
+def pytest_collection_finish():
+    """Start the threads of obstore, which live as long as the process, before a test counts what it leaves behind."""
+    if importlib.util.find_spec("obstore") is not None:
+        import obstore
+
+        obstore.put(obstore.store.MemoryStore(), "x", b"")
 
 
 _armed = 0.0
+_file = None
 
 
 def pytest_runtest_protocol(item, nextitem):
     """Send what someone looks at only: a report of each phase costs more than most tests."""
-    global _armed
+    global _armed, _file
+    if item.path != _file:  # with torch, a collection of what other files have left takes 0.2 s
+        _file = item.path
+        gc.collect()
+        gc.freeze()
     if time.monotonic() > _armed + 10:  # for C code that hangs; pytest's own starts a thread for each test
         _armed = time.monotonic()
         faulthandler.dump_traceback_later(250, file=item.config.stash[fault_handler_stderr_fd_key])
@@ -180,13 +187,13 @@ def fonts():
     new_figure(3, 3, "x", "x").savefig(io.BytesIO())
 
 
-@pytest.fixture(scope="session", autouse=True)
-def threads_of_obstore():
-    """Start the threads of obstore, which live as long as the process, before a test counts what it leaves behind."""
-    if importlib.util.find_spec("obstore") is not None:
-        import obstore
-
-        obstore.put(obstore.store.MemoryStore(), "x", b"")
+@pytest.fixture
+def caplog(request):
+    """What is logged: pytest's own takes a third of the time of a small test, also of those that do not use it."""
+    with catching_logs(LogCaptureHandler()) as handler:
+        request.node.stash[caplog_handler_key] = handler
+        yield (fixture := LogCaptureFixture(request.node, _ispytest=True))
+        fixture._finalize()
 
 
 @pytest.fixture

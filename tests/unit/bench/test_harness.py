@@ -68,12 +68,8 @@ def test_comparisons_take_ratios_within_rounds(capsys):
     assert "NOT MET" in capsys.readouterr().out
 
 
-QUICK = {"array_record"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow_suite) for name in formats.FORMATS]
-)
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_a_format_on_little_data(tmp_path, monkeypatch, name):
     """Every case of a format reads what its limits read, and has the loader with 0 to 4 workers."""
     pytest.importorskip("lmdb")

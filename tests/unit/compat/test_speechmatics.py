@@ -38,7 +38,7 @@ def batches_of_the_book(datasets, count):
     return [list(itertools.chain(*batch)) for batch in itertools.islice(parts, count)]
 
 
-@pytest.mark.parametrize("most", [0, 2, 4, *(pytest.param(most, marks=pytest.mark.slow_suite) for most in (1, 3))])
+@pytest.mark.parametrize("most", [0, 2, *(pytest.param(most, marks=pytest.mark.slow_suite) for most in (1, 3, 4))])
 def test_batches_are_those_of_the_book(most):
     datasets = Rows.split_datasets(LISTS, batch_size=4, max_workers=most)
     assert [each.batch_size for each in datasets] == {0: [4], 1: [4], 2: [2, 2], 3: [2, 2], 4: [1] * 4}[most]

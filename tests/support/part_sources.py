@@ -77,13 +77,6 @@ class Waiting(Eventful):
         return super().__getitem__(index)
 
 
-def drop_odd(sample):
-    """Leaves out odd numbers, and fails for two others."""
-    if sample["n"] in {4, 30}:
-        raise ValueError("no good")
-    return dataload.DROP if sample["n"] % 2 else sample
-
-
 class Unloadable(Eventful):
     """Cannot be unpickled."""
 

@@ -296,18 +296,14 @@ class MixedSource(ConcatSource):
 
     def __getitem__(self, index: Any, /) -> Any:
         """Return one record; a part would lose the proportions."""
-        return self._refuse() if isinstance(index, slice) else super().__getitem__(index)
+        found = cast("Any", super().__getitem__(index))
+        return self._refuse() if isinstance(found, Source) else found
 
-    def filter(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: a part would lose the proportions."""
-        self._refuse()
-
-    def split(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError: a part would lose the proportions."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
+
+    filter = split = _refuse
 
     def __repr__(self) -> str:
         shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"

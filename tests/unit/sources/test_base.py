@@ -188,6 +188,8 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix([(MIXED, 1)]), TypeError, NESTED),
         (lambda: dataload.mix({A: 1}, stop="last"), ConfigError, "stop is 'last': Known: first, longest, never"),
         (lambda: MIXED[:2], TypeError, PART),
+        (lambda: MIXED[[0, 3]], TypeError, PART),
+        (lambda: MIXED[np.arange(7) > 2], TypeError, PART),
         (lambda: MIXED.filter(bool), TypeError, PART),
         (lambda: MIXED.split(0.5), TypeError, PART),
         (lambda: dataload.windows(MIXED, [7], 2), TypeError, NESTED),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields, replace
@@ -48,7 +48,6 @@ Stop: TypeAlias = Literal["first", "longest", "never"]
 """The end of an epoch of a mixture."""
 
 _MOST_SHOWN = 64
-_BLOCK = 1 << 14  # positions that the inverse looks at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,14 +386,6 @@ class Mixture:
             return np.empty(0, np.int64)
         schedule, held = self._plan(epoch)
         below = min(below, self.length_in(epoch))
-        stop = int(schedule.draws(below)[component])
-        draws = range(int(schedule.before[0, component]), stop)
+        draws = range(int(schedule.before[0, component]), int(schedule.draws(below)[component]))
         wanted = held.draws_of(self._orders, component, index - int(self._firsts[component]), draws)
-        blocks, found = range(int(schedule.starts[0]), below, _BLOCK), [np.empty(0, np.int64)]
-        while wanted.size:  # the block with the first of them, and all that it holds
-            number = bisect_right(blocks, wanted[0], key=lambda start: schedule.draws(start)[component])
-            block = np.arange(blocks[number - 1], min(blocks[number - 1] + _BLOCK, below))
-            components, drawn = schedule.turns(block)
-            found.append(block[(components == component) & np.isin(drawn, wanted[:_BLOCK])])
-            wanted = wanted[len(found[-1]) :]
-        return np.concatenate(found)
+        return schedule.positions_of(component, wanted, draws, below)

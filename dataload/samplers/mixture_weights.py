@@ -19,6 +19,7 @@ from dataload.types import Int64Array
 
 _SHORTEST_WINDOW = 1000
 _LONGEST_WINDOW = 10_000
+_BLOCK = 1 << 14  # positions that the inverse looks at together
 
 
 class Pattern(NamedTuple):
@@ -77,6 +78,24 @@ class Schedule(NamedTuple):
             components[rows], draws[rows] = self.rules[i].turns(positions[rows] - self.starts[i])
             draws[rows] += self.before[i, components[rows]]
         return components, draws
+
+    def positions_of(self, component: int, wanted: Int64Array, draws: range, below: int) -> Int64Array:
+        """Return the positions of some draws from a component, ascending, of its `draws` below a position."""
+        first, found = int(self.starts[0]), [np.empty(0, np.int64)]
+        while wanted.size:  # the block with the first of them, and all that it holds
+            low, high, least, most = 0, -(-(below - first) // _BLOCK), draws.start, draws.stop
+            while high - low > 1:  # its number if the draws were spread evenly, then one that halves the rest
+                even = low + (high - low) * (int(wanted[0]) - least) // (most - least)
+                for number in (max(low + 1, even), (low + high) // 2):
+                    if low < number < high:
+                        count = int(self.draws(first + number * _BLOCK)[component])
+                        low, least = (number, count) if count <= wanted[0] else (low, least)
+                        high, most = (number, count) if count > wanted[0] else (high, most)
+            block = np.arange(first + low * _BLOCK, min(first + (low + 1) * _BLOCK, below))
+            components, drawn = self.turns(block)
+            found.append(block[(components == component) & np.isin(drawn, wanted[:_BLOCK])])
+            wanted = wanted[len(found[-1]) :]
+        return np.concatenate(found)
 
 
 def forgotten(where: str) -> ConfigError:

@@ -43,11 +43,7 @@ def marks_of(mixture: Mixture, source: ConcatSource) -> str:
 def fitted(saved: LoaderState, names: Mapping[str, str], mixture: Mixture, source: ConcatSource) -> LoaderState:
     """Return a state as this mixture continues it: of the same sources, or of some more or less that give nothing.
 
-    Args:
-        saved: The state.
-        names: The fields of a state that identify this mixture.
-        mixture: The mixture.
-        source: Its sources.
+    `names` are the fields of a state that identify the mixture and its sources.
     """
     if (saved.source, saved.order) == (names["source"], names["order"]):
         return saved

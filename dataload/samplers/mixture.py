@@ -243,15 +243,10 @@ class Mixture:
         return found
 
     def grown(self, before: Mixture, shards: Int64Array, position: int, *, epoch: int) -> tuple[Change, ...]:
-        """Return the changes with which this mixture continues, from a position of an epoch, one of fewer records.
+        """Return the changes with which this mixture continues one of fewer records from a position of an epoch on.
 
-        Each component finishes its pass in the order of `before`; its next pass goes over all. Weights stay.
-
-        Args:
-            before: The mixture whose components have fewer records.
-            shards: (components,), the shards of those components that have grown since, 0 for others.
-            position: The position.
-            epoch: The epoch.
+        Each component finishes its pass in the order of `before`; its next pass goes over all. Weights stay. `shards`,
+        (components,), are the shards that a component had before it grew, 0 for those that did not grow.
         """
         (schedule, held), orders = before._plan(epoch), before._orders
         change = held.grown(orders, schedule.draws(position), shards)

@@ -35,6 +35,8 @@ class Orders:
 
     def indices(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
         """Return what draws from components yield, given the number of each component's first pass; all (rows,)."""
+        if self._is_other.all():
+            return self._one_by_one(components, draws, firsts)
         lengths = self.lengths[components]
         passes = (draws / lengths).astype(np.int64)  # exact, because draws are below 2^52
         found = draws - passes * lengths
@@ -45,10 +47,15 @@ class Orders:
             shuffled = components[rows]
             found[rows] = self._shuffled(shuffled, found[rows], passes[rows] + firsts[shuffled])
         if self._is_other.any():
-            others = np.flatnonzero(self._is_other[components])
-            for component, rows in split_by_group(components[others]):
-                at, first = others[rows], int(firsts[component])
-                found[at] = indices_without_end(self.samplers[component], draws[at], first_epoch=first)
+            rows = np.flatnonzero(self._is_other[components])
+            found[rows] = self._one_by_one(components[rows], draws[rows], firsts)
+        return found
+
+    def _one_by_one(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
+        found = np.empty_like(draws)
+        for component, rows in split_by_group(components):
+            first = int(firsts[component])
+            found[rows] = indices_without_end(self.samplers[component], draws[rows], first_epoch=first)
         return found
 
     def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:

@@ -54,8 +54,7 @@ class Orders:
     def _one_by_one(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
         found = np.empty_like(draws)
         for component, rows in split_by_group(components):
-            first = int(firsts[component])
-            found[rows] = indices_without_end(self.samplers[component], draws[rows], first_epoch=first)
+            found[rows] = indices_without_end(self.samplers[component], draws[rows], first_epoch=int(firsts[component]))
         return found
 
     def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
@@ -64,11 +63,6 @@ class Orders:
     def permutations(self, components: Int64Array) -> "Permutations":
         """Return room for permutations of shuffled components."""
         return Permutations.of(np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components])
-
-    def keys(self, components: Int64Array, passes: Int64Array) -> UInt64Array:
-        """Return the key of shuffled components, each in one of its passes, (components, KEY_WORDS) uint64."""
-        samplers: Any = self.samplers
-        return derive_keys([samplers[n].seed for n in components.tolist()], "shuffle", passes.tolist(), KEY_WORDS)
 
 
 class Permutations(NamedTuple):
@@ -145,6 +139,7 @@ class _Shuffles:
     def __init__(self, orders: Orders) -> None:
         count = len(orders.lengths)
         self._orders = orders
+        self._seeds = [getattr(each, "seed", 0) for each in orders.samplers]
         self._passes = np.full(count, -1)
         self._tables = orders.permutations(np.arange(count))
         self._lock = threading.Lock()
@@ -159,7 +154,7 @@ class _Shuffles:
             least = int(passes[late].min())
             pairs, numbers = _numbered((passes[late] - least) * count + components[late])
             later, which = divide(pairs, count)
-            keys = self._orders.keys(which, later + least)
+            keys = derive_keys([self._seeds[n] for n in which.tolist()], "shuffle", (later + least).tolist(), KEY_WORDS)
             if later[0] == later[-1]:  # one pass of each component, at least of these
                 now = self._passes.copy()
                 now[which] = later + least

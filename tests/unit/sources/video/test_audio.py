@@ -110,6 +110,11 @@ def drift(path, seconds):
 SPARSE = {"rate": 16_000, "layout": "mono", "fps": 1, "gop": 60, "options": {"aac_pns": "0", "aac_coder": "fast"}}
 
 
+def test_no_drift(tmp_path):
+    for name in ("a.mp4", "a.mkv"):
+        drift(write_sound(tmp_path / name, 60, **SPARSE), 60)
+
+
 @pytest.mark.slow_suite
 @pytest.mark.timeout(300)
 def test_no_drift_in_an_hour(tmp_path):

@@ -326,6 +326,18 @@ def test_groups_that_do_not_fit_are_decoded_once_if_they_are_read_in_order(four,
         assert source.frames_decoded == 240
 
 
+def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 24))
+    copied = pickle.loads(pickle.dumps(source))
+    assert (copied[5]["frame"] == source[5]["frame"]).all()
+    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        source.close()
+        frames = np.concatenate([first["frame"], *[batch["frame"] for batch in batches]])
+    assert (frames == decoded(tmp_path / "a.mp4")[0]).all()
+
+
 def test_what_is_no_video(tmp_path):
     (tmp_path / "playlist.mp4").write_text("#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
     (tmp_path / "empty.mkv").write_bytes(b"")

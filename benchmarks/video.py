@@ -15,6 +15,7 @@ from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 FILES = {"224p": ((224, 224), 2000, 400, (2, 12, 60, 250)), "720p": ((720, 1280), 1800, 150, (12, 60))}
 CLIPS, CLIP, STRIDE = 40, 16, 4
 MANY = 1000
+HELD = 350  # frames of 720p, of which 1 GiB holds 388
 
 
 def write(path, frames, size, gop):
@@ -119,12 +120,24 @@ def clips():
 
 
 def threads():
-    path, spent = made("720p", 12), {}
+    """Decode ahead of a loader what fits in memory. It decodes what is late by itself, so its own gain is less."""
+    path, ahead, whole = made("720p", 12), {}, {}
     for count in (1, 2):
         with dataload.open(path, decoder_threads=count, fields=["frame"]) as source:
             order = PoolShuffle(ShardSequential(source.groups, 0), 150, 0)
-            spent[count] = timed(lambda source=source, order=order: served(source, order, prefetch=1))[1]
-    return [aim("decoding ahead, by the clock", "two threads", spent[1] / spent[2], 1.8)]
+
+            def decoded(source=source, order=order):
+                before = source.frames_decoded
+                with dataload.Loader(source, batch_size=16, sampler=order, prefetch=1) as loader:
+                    batches = iter(loader)
+                    next(batches)
+                    while source.frames_decoded < before + HELD:
+                        time.sleep(0.002)
+
+            ahead[count] = timed(decoded)[1]
+            whole[count] = timed(lambda source=source, order=order: served(source, order, prefetch=1))[1]
+    more = {"ahead": ahead[2], "loader": whole[2], "loader_ratio": whole[1] / whole[2]}
+    return [aim("decoding ahead, by the clock", "two threads", ahead[1] / ahead[2], 1.8, **more)]
 
 
 def opening():

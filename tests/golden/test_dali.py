@@ -10,6 +10,8 @@ import pytest
 from dataload.compat.dali import webdataset
 from dataload.errors import ConfigError, DataloadError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* ends without blocks of zeros:UserWarning")
+
 GOLDEN = Path(__file__).parent / "tar"
 ORACLE = json.loads((GOLDEN / "oracle.json").read_text())
 BY_ID = {case["id"]: case for case in ORACLE["cases"]}

@@ -14,6 +14,8 @@ from dataload.sources.tar.index import parse_index
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* ends without blocks of zeros:UserWarning")
+
 GOLDEN = Path(__file__).parent / "tar"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
 ORACLE = json.loads((GOLDEN / "oracle.json").read_text())
@@ -101,7 +103,6 @@ NO_INDEX = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:tars/no_eof.tar ends without blocks of zeros:UserWarning")
 @pytest.mark.parametrize("tar", MANIFEST["tars"], ids=stem)
 def test_our_index_is_that_of_dalis_tool(tar, tmp_path):
     name, info = stem(tar), MANIFEST["tars"][tar]

@@ -312,6 +312,21 @@ def test_verify_names_every_bad_record(damaged, data):
         assert finding["cause"].startswith(f"{damaged}, byte ")
 
 
+@pytest.mark.filterwarnings("always")
+def test_verify_says_each_time_that_an_archive_may_have_been_cut_off(tmp_path):
+    whole, cut = tmp_path / "whole.tar", tmp_path / "cut.tar"
+    pack(whole, {f"{n}.txt": b"x" for n in range(2200)})  # so many that their table is kept
+    cut.write_bytes(whole.read_bytes()[: 2100 * 1024])
+    os.utime(cut, (1, 1))
+    for _ in range(2):
+        result = run("verify", cut)
+        assert result.stdout == "2,100 records in 1 file: all can be read\n"
+        assert f"{cut} ends without blocks of zeros: it may have been cut off" in result.stderr
+        with warnings.catch_warnings(record=True):
+            assert len(dataload.open(cut)) == 2100
+    assert ok("verify", whole) == "2,200 records in 1 file: all can be read\n"
+
+
 def test_verify_counts_records_over_all_files_and_parts(damaged, data):
     places, report = bad(data)
     assert (places, report["records"]) == ([("damaged.syr", 11, 3), ("damaged.syr", 15, 7)], 18)

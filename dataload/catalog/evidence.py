@@ -20,7 +20,9 @@ LOCK_FILE = "lock.mdb"
 MOST_THREADS = 8
 """Number of threads that look at shards, which mostly wait for a disk or a store."""
 
-_ENDS_BYTES = 4096
+ENDS_BYTES = 4096
+"""Bytes of each end of a file that identify it, with its size."""
+
 _BLOCK_BYTES = 1 << 18
 
 
@@ -80,8 +82,8 @@ def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
 
 def ends_of(file: ReadableFile | RecordFile) -> tuple[int, str]:
     """Return what `ends_of_file` does for an open file."""
-    length = min(_ENDS_BYTES, file.size)
-    return file.size, _hash_ends(file.read(0, length), file.read(file.size - length, length))
+    length = min(ENDS_BYTES, file.size)
+    return file.size, hash_ends(file.read(0, length) + file.read(file.size - length, length))
 
 
 def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
@@ -120,7 +122,7 @@ def read_marks(file: RecordFile) -> tuple[int, str, str]:
     """Return what `ends_of` does for an open file, and its SHA-256."""
     if file.size <= _BLOCK_BYTES:
         data = file.read(0, file.size)
-        return file.size, _hash_ends(data[:_ENDS_BYTES], data[-_ENDS_BYTES:]), hashlib.sha256(data).hexdigest()
+        return file.size, hash_ends(data[:ENDS_BYTES] + data[-ENDS_BYTES:]), hashlib.sha256(data).hexdigest()
     _hash(file, digest := hashlib.sha256())
     return *ends_of(file), digest.hexdigest()
 
@@ -130,5 +132,6 @@ def _hash(file: ReadableFile | RecordFile, digest: Any) -> None:
         digest.update(file.read(start, min(_BLOCK_BYTES, file.size - start)))
 
 
-def _hash_ends(first: bytes, last: bytes) -> str:
-    return hashlib.blake2b(first + last, digest_size=8).hexdigest()
+def hash_ends(ends: bytes) -> str:
+    """Return the hash of the first and the last `ENDS_BYTES` of a file."""
+    return hashlib.blake2b(ends, digest_size=8).hexdigest()

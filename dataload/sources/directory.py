@@ -2,11 +2,15 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dataload.catalog.checks import ContentMark
+from dataload.catalog.evidence import ENDS_BYTES, hash_ends
+from dataload.errors import DataloadError
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, core
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps
@@ -14,10 +18,21 @@ from dataload.types import Array, Int64Array
 
 _UNUSED, _ALONE = -2, -1
 _MOST_KINDS = 16  # shards that are all different gain nothing from being read together
+_MOST_COMPARED = 1 << 16  # bytes of the layout of a file
+_COMPARED_AT_ONCE = 256  # files
 WITHIN = (1 << PLACE_BITS) - 1
 """The bits of a place that are an offset in a file, or an index in a table."""
 
 T = TypeVar("T")
+
+
+class KnownShards(NamedTuple):
+    """Facts about local shards that are not open: paths, numbers of records, `versions_of` and contents, if known."""
+
+    paths: Sequence[str]
+    lengths: Sequence[int]
+    versions: Int64Array
+    contents: Sequence[ContentMark | None] | None
 
 
 class ShardNumbers:
@@ -67,6 +82,7 @@ class ShardDirectory:
 
     Attributes:
         files: The files of all shards as one.
+        known: Facts about the shards before they are opened.
     """
 
     def __init__(self, shards: int) -> None:
@@ -78,6 +94,7 @@ class ShardDirectory:
         self._readers: list[tuple[Any, Any, bool]] = []
         self._reader_of = np.full(shards, _UNUSED, np.int8)
         self._alike = 0  # shards in the first reader
+        self.known: KnownShards | None = None
         self._lock = threading.Lock()
 
     def place(self, ends: Int64Array) -> None:
@@ -113,8 +130,11 @@ class ShardDirectory:
             return
         numbers = self._reader_of[shards]
         if int(numbers.min()) == _UNUSED:
-            for shard in sorted({*shards[numbers == _UNUSED].tolist()}):  # np.unique imports numpy.ma: 20 ms
-                self.add(shard, reader(shard))
+            unused = sorted({*shards[numbers == _UNUSED].tolist()})  # np.unique imports numpy.ma: 20 ms
+            self._add_first(unused, reader)
+            for shard in unused:
+                if self._reader_of[shard] == _UNUSED:
+                    self.add(shard, reader(shard))
             numbers = self._reader_of[shards]
         places = indices + self._places[shards]
         least, most = int(numbers.min()), int(numbers.max())
@@ -138,6 +158,51 @@ class ShardDirectory:
             if self._reader_of[shard] == _UNUSED:
                 self._reader_of[shard] = number = self._join(shard, reader)
                 self._alike += number == 0
+
+    def _add_first(self, shards: Sequence[int], reader: Callable[[int], Any]) -> None:
+        """Add the first of several shards, and those whose files differ from its file only in the values of records.
+
+        Such shards need no readers: the files are mapped at once, and the bytes that say where values are compared.
+        """
+        known, first = self.known, shards[0]
+        if known is None or len(shards) == 1:
+            return
+        opened = reader(first)
+        layout = opened.layout_ranges()
+        self.add(first, opened)
+        size, length = int(known.versions[first, 0]), known.lengths[first]
+        ends = min(ENDS_BYTES, size)
+        ranges = np.array([*(layout or ()), (0, ends), (size - ends, ends)])
+        if layout is None or self._reader_of[first] == _ALONE or int(ranges[:, 1].sum()) > _MOST_COMPARED:
+            return
+        alike = [each for each in shards if known.versions[each, 0] == size and known.lengths[each] == length]
+        for start in range(1, len(alike), _COMPARED_AT_ONCE):
+            with self._lock:
+                some = [each for each in alike[start : start + _COMPARED_AT_ONCE] if self._reader_of[each] == _UNUSED]
+                found = np.array(some, np.int64)
+                versions = self.files.add_alike(first, found, [known.paths[each] for each in some])
+                same = found[(versions == known.versions[found]).all(axis=1)]
+                with suppress(DataloadError):  # raised again where the shard is opened
+                    for shard in self._compare(first, same, ranges, known):
+                        self._reader_of[shard] = number = self._reader_of[first]
+                        self._alike += int(number == 0)
+                        opened.join(self._readers[number][1], shard)
+                self.files.drop(found[self._reader_of[found] == _UNUSED])
+
+    def _compare(self, first: int, shards: Int64Array, ranges: Int64Array, known: KnownShards) -> list[int]:
+        """Return the shards with the same bytes in `ranges` as the first one, but for the two ends, which are known."""
+        every, (offsets, lengths) = np.append(first, shards), ranges.T
+        places = ((every << PLACE_BITS)[:, None] + offsets).reshape(-1)
+        data = self.files.gather_ranges(places, np.tile(lengths, len(every))).parts()[0][0].reshape(len(every), -1)
+        end = int(lengths[:-2].sum())
+        alike = (data[1:, :end] == data[0, :end]).all(axis=1)
+        marks = [None if known.contents is None else known.contents[shard] for shard in shards.tolist()]
+        size = known.versions[first, 0]
+        return [
+            shard
+            for shard, is_alike, mark, row in zip(shards.tolist(), alike.tolist(), marks, data[1:, end:], strict=True)
+            if is_alike and (mark is None or mark[:2] == (size, hash_ends(row.tobytes())))
+        ]
 
     def _join(self, shard: int, reader: Any) -> int:
         """Add a shard to a reader of many; return the number of that."""

@@ -22,7 +22,7 @@ from dataload.catalog.facts import ShardFacts
 from dataload.catalog.fields import require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
-from dataload.sources.directory import ShardDirectory, directory_of
+from dataload.sources.directory import KnownShards, ShardDirectory, directory_of
 from dataload.sources.options import Options, describe_value
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import (
@@ -46,8 +46,7 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 T_co = TypeVar("T_co", covariant=True)
 
 _OPENING_THREADS = 4
-_REPR_CHARACTERS = 190
-_OPTION_CHARACTERS = 60
+_REPR_CHARACTERS, _OPTION_CHARACTERS = 190, 60
 
 
 class FileSource(Source[T_co]):
@@ -173,6 +172,8 @@ class FileSource(Source[T_co]):
                 self._versions = versions_of(self._versioned_files()) if (had := self._known.versions) is None else had
             ends, fields = np.cumsum(self._known.lengths, dtype=np.int64), self._known.fields
             open_shard, nothing = WeakMethod(self._open_known), list[ShardReader[T_co] | None]([None] * len(ends))
+            if directory is not None and self._versions is not None and len(self._versions) == len(self._paths):
+                directory.known = KnownShards(self._paths, self._known.lengths, self._versions, self._known.contents)
             opened = OpenShards(ends, fields, nothing, open_shard, most_open, far, directory=directory)
             return opened if far is not None or not self._known.listed else self._with_first(opened)
         files, inherited = self._versioned_files(), self._versions

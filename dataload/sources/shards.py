@@ -138,6 +138,13 @@ class ShardReader(ABC, Generic[T_co]):
         """
         return None
 
+    def layout_ranges(self) -> Sequence[tuple[int, int]] | None:
+        """Return offsets and lengths of the bytes that say where values are; None if others matter to this reader.
+
+        Of files with the same bytes there, and of the same size, the readers differ in nothing but the file.
+        """
+        return None
+
     def joined(self, directory: ShardDirectory) -> Self:
         """Return a reader of many shards like this one, so far of none; its indices are places."""
         raise NotImplementedError

@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -539,10 +540,9 @@ static PyObject *read_small(PyObject *module, PyObject *path) {
     struct stat found;
     ssize_t length = -1;
     Py_BEGIN_ALLOW_THREADS
-    int descriptor = stat(name, &found) || !S_ISREG(found.st_mode) ? -1 : open(name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    int descriptor = open_regular(name, &found);
     if (descriptor >= 0) {
-        if (!fstat(descriptor, &found) && S_ISREG(found.st_mode) && found.st_size <= (off_t)sizeof data)
-            length = read(descriptor, data, sizeof data);
+        if (found.st_size <= (off_t)sizeof data) length = read(descriptor, data, sizeof data);
         close(descriptor);
     }
     Py_END_ALLOW_THREADS

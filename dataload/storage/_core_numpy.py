@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows
+from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows, file_number
 from dataload.types import Array, BytesArray, Int64Array
 
 __all__ = [
@@ -114,11 +114,6 @@ def file_versions(out: Int64Array, paths: bytes, /) -> None:
             row[:] = 0
         else:
             row[:] = found.st_size, found.st_mtime_ns, file_number(found.st_dev, found.st_ino)
-
-
-def file_number(device: int, inode: int) -> int:
-    """Return a number of a file that others are unlikely to have, in the range of int64."""
-    return ((inode ^ device << 48) + 2**63) % 2**64 - 2**63
 
 
 def integers(out: Int64Array, data: Any, offsets: Int64Array, lengths: Int64Array, /) -> int:

@@ -72,7 +72,7 @@ static void release_map(Map *map) {
     if (--map->users) return;
     if (map->view.obj) PyBuffer_Release(&map->view);
     else if (map->span.start < map->span.end) munmap((void *)map->span.start, map->span.end - map->span.start);
-    PyMem_Free(map);
+    free(map);
 }
 
 static PyObject *maps_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -107,6 +107,26 @@ static void set_map(PyObject *object, int64_t shard, Map *map) {
     UNLOCK()
 }
 
+/* Map a file; NULL with errno. */
+static Map *map_file(int64_t shard, int descriptor, const char *path, int64_t size, const struct stat *found) {
+    size_t length = strlen(path) + 1;
+    Map *map = calloc(1, sizeof *map + length);
+    if (!map) return NULL;
+    void *data = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0) : "";
+    if (data == MAP_FAILED) {
+        free(map);
+        return NULL;
+    }
+    map->span = (Span){data, (const char *)data + size};
+    map->shard = shard;
+    map->users = 1;
+    atomic_init(&map->looked, now());
+    map->changed = found->st_mtim.tv_sec * SECOND + found->st_mtim.tv_nsec;
+    map->device = found->st_dev, map->inode = found->st_ino;
+    memcpy(map->path, path, length);
+    return map;
+}
+
 /* put(shard, descriptor, path, size, changed): map the file, which may be closed afterwards. `changed` is when it was
  * changed last, in ns. */
 static PyObject *maps_put(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -116,39 +136,84 @@ static PyObject *maps_put(PyObject *object, PyObject *const *args, Py_ssize_t co
     int descriptor = PyLong_AsLong(args[1]);
     int64_t size = PyLong_AsLongLong(args[3]);
     long long changed = PyLong_AsLongLong(args[4]);
-    char *path;
-    Py_ssize_t length;
-    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &path, &length)) return NULL;
+    char *path = PyErr_Occurred() ? NULL : PyBytes_AsString(args[2]);
+    if (!path) return NULL;
     if (size < 0 || size >> PLACE_BITS) return PyErr_Format(PyExc_ValueError, "a file of %lld bytes", (long long)size);
     struct stat found;
-    if (fstat(descriptor, &found)) return PyErr_SetFromErrno(PyExc_OSError);
-    Map *map = PyMem_Malloc(sizeof *map + length + 1);
-    if (!map) return PyErr_NoMemory();
-    void *data = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0) : "";
-    if (data == MAP_FAILED) {
-        PyMem_Free(map);
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    map->span = (Span){data, (const char *)data + size};
-    map->shard = shard;
-    map->users = 1;
-    atomic_init(&map->looked, now());
+    Map *map = fstat(descriptor, &found) ? NULL : map_file(shard, descriptor, path, size, &found);
+    if (!map) return PyErr_SetFromErrno(PyExc_OSError);
     map->changed = changed;
-    map->device = found.st_dev, map->inode = found.st_ino;
-    map->view.obj = NULL;
-    memcpy(map->path, path, length + 1);
     set_map(object, shard, map);
     return Py_NewRef(Py_None);
+}
+
+/* Open a regular file without waiting; -1 if there is none. */
+static int open_regular(const char *path, struct stat *found) {
+    int descriptor = stat(path, found) || !S_ISREG(found->st_mode) ? -1 : open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0 || (!fstat(descriptor, found) && S_ISREG(found->st_mode))) return descriptor;
+    close(descriptor);
+    return -1;
+}
+
+/* Fill the size, time of change in ns and number of a file. */
+static void fill_version(int64_t *row, const struct stat *found) {
+    row[0] = found->st_size;
+    row[1] = found->st_mtim.tv_sec * SECOND + found->st_mtim.tv_nsec;
+    row[2] = (int64_t)((uint64_t)found->st_ino ^ (uint64_t)found->st_dev << 48);
+}
+
+/* Count the paths in bytes, each but the last of which ends with a zero byte; the bytes themselves end with one. */
+static Py_ssize_t count_paths(const char *paths, Py_ssize_t length) {
+    Py_ssize_t count = 0;
+    for (Py_ssize_t at = 0; at <= length; count++) at += strlen(paths + at) + 1;
+    return count;
+}
+
+/* open(out, shards, paths): map a file as each shard, and close it. `out` has five int64 for each: its size, time of
+ * change in ns and number, device and inode; zeros for one that is not a regular file, or cannot be mapped. */
+static PyObject *maps_open(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Maps *self = (Maps *)object;
+    char *path;
+    Py_ssize_t length, shards = 0;
+    Py_buffer out;
+    if (wrong("open", 3, count) || PyBytes_AsStringAndSize(args[2], &path, &length)) return NULL;
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    int64_t *numbers = copy_int64(args[1], &shards);
+    Map **maps = numbers ? PyMem_Calloc(shards + 1, sizeof *maps) : NULL;
+    int fits = maps && out.len == 40 * shards && count_paths(path, length) == shards;
+    for (Py_ssize_t row = 0; fits && row < shards; row++) fits = numbers[row] >= 0 && numbers[row] < self->shards;
+    Py_BEGIN_ALLOW_THREADS
+    int64_t *of = out.buf;
+    for (Py_ssize_t row = 0; fits && row < shards; row++, of += 5, path += strlen(path) + 1) {
+        struct stat found;
+        int descriptor = open_regular(path, &found);
+        memset(of, 0, 40);
+        if (descriptor < 0) continue;
+        if (!(found.st_size >> PLACE_BITS)) maps[row] = map_file(numbers[row], descriptor, path, found.st_size, &found);
+        close(descriptor);
+        if (!maps[row]) continue;
+        fill_version(of, &found);
+        of[3] = (int64_t)found.st_dev, of[4] = (int64_t)found.st_ino;
+    }
+    Py_END_ALLOW_THREADS
+    for (Py_ssize_t row = 0; fits && row < shards; row++)
+        if (maps[row]) set_map(object, numbers[row], maps[row]);
+    if (numbers && !maps) PyErr_NoMemory();
+    else if (numbers && !fits) PyErr_SetString(PyExc_ValueError, "the shards, the paths and the numbers do not fit");
+    PyMem_Free(maps);
+    PyMem_Free(numbers);
+    PyBuffer_Release(&out);
+    return fits ? Py_NewRef(Py_None) : NULL;
 }
 
 /* put_memory(shard, buffer): take plain memory in place of a file. */
 static PyObject *maps_put_memory(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (wrong("put_memory", 2, count)) return NULL;
     int64_t shard = parse_shard(args[0], ((Maps *)object)->shards);
-    Map *map = shard < 0 ? NULL : PyMem_Calloc(1, sizeof *map + 1);
+    Map *map = shard < 0 ? NULL : calloc(1, sizeof *map + 1);
     if (!map) return shard < 0 ? NULL : PyErr_NoMemory();
     if (PyObject_GetBuffer(args[1], &map->view, PyBUF_SIMPLE)) {
-        PyMem_Free(map);
+        free(map);
         return NULL;
     }
     map->span = (Span){map->view.buf, (const char *)map->view.buf + map->view.len};
@@ -262,21 +327,18 @@ static int has_changed(const Map *map) {
 static PyObject *file_versions(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     char *path;
-    Py_ssize_t length, files = 0;
+    Py_ssize_t length;
     Py_buffer out;
     if (wrong("file_versions", 2, count) || PyBytes_AsStringAndSize(args[1], &path, &length)) return NULL;
     if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
-    for (Py_ssize_t at = 0; at <= length; files++) at += strlen(path + at) + 1;
+    Py_ssize_t files = count_paths(path, length);
     int fits = out.len == 24 * files || (!out.len && !length);
     Py_BEGIN_ALLOW_THREADS
     int64_t *row = out.buf;
     for (char *end = (char *)out.buf + out.len; fits && (char *)row < end; row += 3, path += strlen(path) + 1) {
         struct stat found;
-        memset(row, 0, 24);
-        if (stat(path, &found)) continue;
-        row[0] = found.st_size;
-        row[1] = found.st_mtim.tv_sec * SECOND + found.st_mtim.tv_nsec;
-        row[2] = (int64_t)((uint64_t)found.st_ino ^ (uint64_t)found.st_dev << 48);
+        if (stat(path, &found)) memset(row, 0, 24);
+        else fill_version(row, &found);
     }
     Py_END_ALLOW_THREADS
     if (!fits) PyErr_Format(PyExc_ValueError, "versions of %zd files do not fill %zd bytes", files, out.len);
@@ -396,6 +458,7 @@ static PyObject *maps_will_need(PyObject *self, PyObject *const *args, Py_ssize_
 
 static PyMethodDef maps_methods[] = {
     {"put", (PyCFunction)(void (*)(void))maps_put, METH_FASTCALL, NULL},
+    {"open", (PyCFunction)(void (*)(void))maps_open, METH_FASTCALL, NULL},
     {"put_memory", (PyCFunction)(void (*)(void))maps_put_memory, METH_FASTCALL, NULL},
     {"drop", maps_drop, METH_O, NULL},
     {"gather", (PyCFunction)(void (*)(void))maps_gather, METH_FASTCALL, NULL},

@@ -1,8 +1,11 @@
 """The shard directory in numpy: `Maps` and `Tables` as in `_core.c`; see `_shards.h`."""
 
+import builtins
 import mmap
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Any
 
@@ -68,6 +71,28 @@ class Maps:
         if size < 0 or size >> PLACE_BITS:
             raise ValueError(f"a file of {size} bytes")
         self._maps[shard] = _Map(descriptor, path, size, changed)
+
+    def open(self, out: Int64Array, shards: Int64Array, paths: bytes, /) -> None:
+        """Map a file as each shard, and close it; paths are separated by zero bytes.
+
+        `out`, (shards, 5) int64, is filled with size, time of change in ns, number, device and inode; with zeros for
+        what is not a regular file, or cannot be mapped.
+        """
+        names = paths.split(b"\0")
+        if not (
+            len(names) == len(shards) == out.size / 5 and all(0 <= each < self._shards for each in shards.tolist())
+        ):
+            raise ValueError("the shards, the paths and the numbers do not fit")
+        for row, shard, name in zip(out.reshape(-1, 5), shards.tolist(), names, strict=True):
+            row[:] = 0
+            with suppress(OSError):
+                if not stat.S_ISREG(os.stat(name).st_mode):
+                    continue
+                with builtins.open(name, "rb") as stream:
+                    found = os.fstat(stream.fileno())
+                    self.put(shard, stream.fileno(), name, found.st_size, found.st_mtime_ns)
+                version = found.st_size, found.st_mtime_ns, file_number(found.st_dev, found.st_ino)
+                row[:] = *version, found.st_dev, found.st_ino
 
     def put_memory(self, shard: int, buffer: Any, /) -> None:
         """Take plain memory in place of a file."""
@@ -216,6 +241,11 @@ class Tables:
                 raise ValueError(f"row {row}: the number at {at} of shard {place >> PLACE_BITS} is too large")
             found[row] = place - at + value if is_place and value >= 0 else value
         out[:] = found
+
+
+def file_number(device: int, inode: int) -> int:
+    """Return a number of a file that others are unlikely to have, in the range of int64."""
+    return ((inode ^ device << 48) + 2**63) % 2**64 - 2**63
 
 
 def check_cut(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from dataload._util.settings import check_choice
 from dataload.storage import _core_numpy as _core
-from dataload.storage._core_numpy import file_number
-from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS
+from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS, file_number
 
 __all__ = ["MOST_SHARDS", "PLACE_BITS", "can_map", "core", "core_name", "file_number"]
 

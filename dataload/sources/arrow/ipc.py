@@ -63,6 +63,13 @@ class Layout(NamedTuple):
     dictionaries: Sequence[Message]
     batches: Sequence[Message]
 
+    def ranges(self, size: int) -> list[tuple[int, int]] | None:
+        """Return offsets and lengths of all but the bodies of batches, in a file of `size` bytes; None of streams."""
+        if not self.footer:
+            return None
+        heads = [(each.offset, each.body - each.offset) for each in self.batches]
+        return [(0, _START + len(self.schema)), *heads, (size - len(self.footer) + _START, len(self.footer) - _START)]
+
 
 def is_arrow(head: bytes) -> bool:
     """Return whether a file begins as an Arrow file, or as a stream: with a message of less than 256 MB."""

@@ -108,6 +108,9 @@ class _ArrowFile(TableReader):
             return super().shared()
         return None if self._numbered else (self._file, (self._kind, self.gatherer.kinds))
 
+    def layout_ranges(self) -> Sequence[tuple[int, int]] | None:
+        return None if self.gatherer is None or self._empty is not None else self._layout.ranges(self._file.size)
+
     def joined(self, directory: ShardDirectory) -> Self:
         joined = super().joined(directory)
         joined.gatherer = None if self.gatherer is None else self.gatherer.joined(directory)

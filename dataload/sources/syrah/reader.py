@@ -1,7 +1,7 @@
 """Source of Syrah files (.syr), read through a memory map."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -15,7 +15,7 @@ from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.syrah import SyrahOptions
-from dataload.sources.syrah.layout import DTYPES, Column, load_columns
+from dataload.sources.syrah.layout import DTYPES, HEADER_SIZE, Column, load_columns, parse_header
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.record_file import RowLayout
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
@@ -117,6 +117,9 @@ class _SyrahFile(ShardReader[Record]):
     def shared(self) -> tuple[RecordFile, Any] | None:
         kinds = [(name, reader.kind()) for name, reader in self._columns.items()]
         return None if any(kind is None for _, kind in kinds) else (self._file, (kinds, self._starts))
+
+    def layout_ranges(self) -> Sequence[tuple[int, int]]:
+        return (0, HEADER_SIZE), parse_header(self._file.read(0, HEADER_SIZE), self._file.size, self._file.path)
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from dataload._util.system import NO_WAIT, open_file, read_at, read_into_at
 from dataload.errors import ChangedFileError, SourceError
@@ -294,6 +294,12 @@ class MappedFile(UnmappedFile[Mapping]):
     def is_plain(self) -> bool:
         """Whether the file is at its path, and not a copy of an object that may be deleted."""
         return self._make is Mapping
+
+    def moved(self, path: str, identity: FileIdentity) -> Self:
+        """Return another file, which is not open, of this size."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), path=path, identity=identity, _handle=None, _loaded=None)
+        return other
 
     def map_for(self, maps: Any, shard: int) -> None:
         """Map the file again as a shard of `maps`, the core's, and close it, unless others may write to it."""

@@ -3,7 +3,7 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from dataload._util.arrays import pooled_empty
 from dataload.errors import MachineError, SourceError
 from dataload.storage.core import PLACE_BITS, core
 from dataload.storage.errors import file_errors, outside_error
-from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, MappedFile, is_cold, open_regular
+from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, FileIdentity, MappedFile, is_cold, open_regular
 from dataload.storage.record_file import RecordFile
 from dataload.types import Array, BytesArray, Int64Array
 
@@ -54,6 +54,32 @@ class ShardMaps(RecordFile):
             self._reads += 1
             return self._map(shard)
 
+    def add_alike(self, known: int, shards: Int64Array, paths: Sequence[str]) -> Int64Array:
+        """Add files of the size of a known shard; return their versions, see `versions_of`, zeros where that fails."""
+        found = np.zeros((len(shards), 5), np.int64)
+        with self._lock:
+            if self._mapped + len(shards) <= self._most:
+                self._maps.open(found, shards, os.fsencode("\0".join(map(os.path.abspath, paths))))
+            for shard, path, (size, changed, _, device, inode) in zip(
+                shards.tolist(), paths, found.tolist(), strict=True
+            ):
+                if inode:
+                    self._files[shard] = self._files[known].moved(path, FileIdentity(size, changed, (device, inode)))
+                    self._mapped += not self._used[shard]
+                    self._used[shard] = self._reads
+        return found[:, :3]
+
+    def drop(self, shards: Int64Array) -> None:
+        """Unmap the files of shards, if they are mapped."""
+        with self._lock:
+            self._drop(shards[self._used[shards] > 0])
+
+    def _drop(self, shards: Int64Array) -> None:
+        for shard in shards.tolist():
+            self._maps.drop(shard)
+        self._used[shards] = 0
+        self._mapped -= len(shards)
+
     def has_all(self, shards: int) -> bool:
         """Return whether so many files are mapped, and none of them is to be unmapped."""
         return self._mapped == shards
@@ -88,10 +114,7 @@ class ShardMaps(RecordFile):
         if self._mapped > self._most:
             others = np.flatnonzero((self._used > 0) & (self._used < self._reads))
             dropped = others[np.argsort(self._used[others])[: max(1, self._most // _DROPPED_SHARE)]]
-            for each in dropped.tolist():
-                self._maps.drop(each)
-            self._used[dropped] = 0
-            self._mapped -= len(dropped)
+            self._drop(dropped)
         return True
 
     def gather(self, offsets: Int64Array, length: int) -> Array:

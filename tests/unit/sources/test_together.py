@@ -4,7 +4,9 @@ import errno
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -13,7 +15,14 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload._util.caches import pickling_for_worker
-from dataload.errors import ChangedFileError, CorruptFileError, SourceNotFoundError
+from dataload.convert.indexing import index_shards
+from dataload.errors import (
+    ChangedFileError,
+    CorruptFileError,
+    DataloadError,
+    SourceNotFoundError,
+)
+from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -328,6 +337,88 @@ def test_workers_get_few_bytes_for_a_shard_and_open_it_when_they_read_it(tmp_pat
         assert worker.read_batch([2, 0], ["n"])["n"].tolist() == [2, 0]
         with pytest.raises(SourceNotFoundError, match=r"shard-00999\.syr"):
             worker.read([2, 2999])
+
+
+def write_alike(path, seed, field="x", count=4):
+    path.unlink(missing_ok=True)
+    with dataload.create(path) as writer:
+        writer.extend({field: row} for row in np.random.default_rng(seed).random((count, 400)))
+
+
+def write_over(path):
+    with path.open("r+b") as stream:
+        stream.write(b"?")
+
+
+CHANGES = {
+    "none": lambda _: None,
+    "other field": lambda path: write_alike(path, 0, "y"),  # the file has the same size
+    "longer": lambda path: write_alike(path, 0, count=5),
+    "replaced": lambda path: write_alike(path, 9),
+    "cut off": lambda path: os.truncate(path, 5000),
+    "overwritten": write_over,
+    "deleted": os.unlink,
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+WHENS = ["before the manifest", "before the first use", "later"]
+
+
+def read_or_error(source, indices):
+    try:
+        return source.read(indices)
+    except DataloadError as error:
+        return type(error), str(error)
+
+
+@given(
+    st.sampled_from([".syr", ".arrow"]),
+    st.lists(st.tuples(st.sampled_from([*CHANGES]), st.sampled_from(WHENS)), min_size=1, max_size=5),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_shards_alike_are_opened_together(suffix, changes, for_worker):
+    """The first shard is opened, and those that differ in values only are mapped; others are opened one by one."""
+    with TemporaryDirectory() as name:
+        paths = [Path(name) / f"{number}{suffix}" for number in range(1 + len(changes))]
+        for seed, path in enumerate(paths):
+            write_alike(path, seed)
+
+        def change(now):
+            for path, (what, when) in zip(paths[1:], changes, strict=True):
+                if when == now and (what in ("longer", "other field") or when != WHENS[0]):
+                    CHANGES[what](path)
+
+        change(WHENS[0])
+        index_shards(name)
+        with dataload.open(name) as source:
+            change(WHENS[1])
+            ends = np.cumsum(source.shard_lengths)
+            change(WHENS[2])
+            with pickling_for_worker() if for_worker else nullcontext():
+                alone, together, rest = pickle.loads(pickle.dumps([source, source, source]))
+        parts = np.split(np.arange(ends[-1]), ends[:-1])
+        found = [read_or_error(alone, part) for part in parts]
+        good = [isinstance(each, list) for each in found]
+        everything = read_or_error(together, np.arange(ends[-1]))
+        if isinstance(everything, tuple):
+            assert everything in found
+        assert isinstance(everything, list) == all(good)
+        records = [record for each, is_good in zip(found, good, strict=True) if is_good for record in each]
+        read = rest.read(np.concatenate([part for part, is_good in zip(parts, good, strict=True) if is_good]))
+        assert len(read) == len(records)
+        assert all(map(same, read, records))
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".arrow"])
+def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix):
+    for number in range(20):
+        write_alike(tmp_path / f"{number}{suffix}", number)
+    index_shards(str(tmp_path))
+    opened, open_shard = [], FileSource._open_known
+    monkeypatch.setattr(FileSource, "_open_known", lambda *given: opened.append(given) or open_shard(*given))
+    with dataload.open(tmp_path) as source:
+        source.read_batch(np.arange(0, 80, 4))
+        assert len(opened) == 1
 
 
 PARTS = {

@@ -322,7 +322,7 @@ def test_shards_with_equal_numbers_are_independent(puts):
 
 
 FOREIGN = os.fsdecode("ä".encode())  # a name in any locale
-NAMES = st.lists(st.sampled_from(["0", "1", "linked", "missing", "0/inside", FOREIGN]), min_size=1, max_size=6)
+NAMES = st.lists(st.sampled_from(["0", "1", "linked", "missing", "0/inside", FOREIGN, "pipe"]), min_size=1, max_size=6)
 
 
 @given(NAMES, st.integers(0, 6))
@@ -333,6 +333,7 @@ def test_versions_of_files_equal_what_stat_says(filled, names, rows):
         os.utime(folder / "1", ns=(0, -1))
         (folder / "linked").symlink_to("1")
         (folder / FOREIGN).mkdir()
+        os.mkfifo(folder / "pipe")
     paths = [os.fsencode(folder / name) for name in names]
     results = []
     for one in CORES:
@@ -350,3 +351,24 @@ def test_versions_of_files_equal_what_stat_says(filled, names, rows):
             status = os.stat(path)
             assert (size, changed) == (status.st_size, status.st_mtime_ns)
             assert number == np.int64(file_number(status.st_dev, status.st_ino))
+
+
+@given(NAMES, st.lists(st.sampled_from([0, 1, 2, 3, 3, 4, 5, -1]), min_size=1, max_size=6), st.integers(0, 6))
+@settings(deadline=None)
+def test_files_are_opened_together(filled, names, shards, rows):
+    folder, _ = filled
+    paths = b"\0".join(os.fsencode(folder / name) for name in names)
+    results = []
+    for one in CORES:
+        out, maps = np.full((rows, 5), 7, np.int64), one.Maps(5)
+        error = outcome(maps.open, out, numbers(*shards), paths)
+        read = [outcome(maps.gather, np.empty(1, np.uint8), numbers(place(shard, 0)), 1) for shard in range(5)]
+        results.append((error, out.tolist(), read))
+    assert all(result == results[0] for result in results)
+    if not len(names) == len(shards) == rows or {5, -1} & {*shards}:
+        assert results[0][0] == (ValueError, "the shards, the paths and the numbers do not fit")
+        return
+    for name, row in zip(names, results[0][1], strict=True):
+        path = folder / name
+        status = path.stat() if path.is_file() else None
+        assert row[1:2] + row[3:] == ([0] * 3 if status is None else [status.st_mtime_ns, status.st_dev, status.st_ino])

@@ -94,7 +94,7 @@ class FleetActor:
         self._made += 1
         self._nbytes += nbytes
         if nbytes <= SMALL_RESULT:
-            return pickle.dumps((message, [*map(bytes, parts)]), protocol=5)
+            return pickle.dumps((message, [*map(bytearray, parts)]), protocol=5)  # which can be written to
         return [pickle.dumps((message, ()), protocol=5), *(np.frombuffer(part, np.uint8) for part in parts)]
 
     def skip(self, loader: str, number: int) -> None:

@@ -206,7 +206,7 @@ class FleetPool(OwnedPool):
                 raise_closed()
             content, *large = [answer] if isinstance(answer, bytes) else answer
             message, small = pickle.loads(content)  # noqa: S301 - from our own actor
-            return self._opened(message, [*small, *large], pending)
+            return self._opened(message, small, large, pending)
 
     def _step_by_step(self, task: StepRange) -> StepsResult:
         steps, seconds = list[Any](), 0.0
@@ -218,12 +218,12 @@ class FleetPool(OwnedPool):
                 break
         return StepsResult(steps, seconds)
 
-    def _opened(self, message: ResultMessage, parts: list[Any], pending: _Pending) -> Any:
+    def _opened(self, message: ResultMessage, small: Sequence[Any], large: Sequence[Any], pending: _Pending) -> Any:
         name = "" if pending.actor is None else pending.actor.name
         if message.failure:
             raise WorkerLostError(name, message.failure, message.position or UNKNOWN, message.traceback_text)
         try:
-            return put_together(_copied(parts) if self._writable else parts)
+            return put_together(small or (_copied(large) if self._writable else large))
         except Exception as error:
             reason = f"sent a batch that cannot be unpickled: {type(error).__name__}: {error}"
             raise WorkerLostError(name, reason, _position(pending.task)) from error

@@ -236,7 +236,8 @@ class RangeSource(Source[dict[str, int]]):
         return len(self._range)
 
     def _read(self, indices: Int64Array) -> list[dict[str, int]]:
-        return [dict.fromkeys(self._names, value) for value in self._values(indices).tolist()]
+        values: list[int] = self._values(indices).tolist()
+        return [dict.fromkeys(self._names, value) for value in values]
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         require_known(fields or (), self._names)

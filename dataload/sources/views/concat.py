@@ -303,7 +303,13 @@ class MixedSource(ConcatSource):
         """Raise TypeError: a part would lose the proportions."""
         raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
 
-    filter = split = _refuse
+    def filter(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: a part would lose the proportions."""
+        self._refuse()
+
+    def split(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: a part would lose the proportions."""
+        self._refuse()
 
     def __repr__(self) -> str:
         shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"

@@ -218,7 +218,7 @@ class RangeSource(Source[dict[str, int]]):
         stop: End of the range, exclusive.
         start: First value.
         step: Difference between consecutive values; not 0.
-        fields: Names of the fields to read, of which there is one; None means all.
+        fields: Names of the fields to read: ``["index"]``, or none of them. None means all.
     """
 
     def __init__(self, stop: int, *, start: int = 0, step: int = 1, fields: Sequence[str] | None = None) -> None:

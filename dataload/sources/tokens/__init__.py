@@ -62,7 +62,7 @@ class TokenOptions(CachedOptions):
 
     @property
     def has_documents(self) -> bool:
-        """Whether the starts of documents are known."""
+        """True if the reader knows where documents start."""
         return self.documents is not None or self.end_token is not None
 
     @property

@@ -299,10 +299,6 @@ class MixedSource(ConcatSource):
         found = cast("Any", super().__getitem__(index))
         return self._refuse() if isinstance(found, Source) else found
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise TypeError: a part would lose the proportions."""
-        raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
-
     def filter(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: a part would lose the proportions."""
         self._refuse()
@@ -310,6 +306,9 @@ class MixedSource(ConcatSource):
     def split(self, *_: Any, **__: Any) -> NoReturn:
         """Raise TypeError: a part would lose the proportions."""
         self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
 
     def __repr__(self) -> str:
         shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"

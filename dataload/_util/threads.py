@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -13,6 +14,9 @@ from typing import Any, ParamSpec, TypeVar
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two checks
 _MOST_IN_BLOCK = 16  # calls that a thread takes at once
+
+LONGEST_SLEEP = 0.5
+"""Seconds that a thread sleeps for another: CPython handles a signal that comes just before a sleep only after it."""
 
 
 class Wait:
@@ -43,6 +47,16 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
+class _Future(Future[T]):
+    """A `Future` whose `result` Ctrl-C always ends; see `LONGEST_SLEEP`."""
+
+    def result(self, timeout: float | None = None) -> T:
+        while timeout is None and not self.done():
+            with suppress(TimeoutError):
+                return super().result(LONGEST_SLEEP)
+        return super().result(timeout)
+
+
 class DaemonThreads(Executor):
     """A pool like `ThreadPoolExecutor`; neither Ctrl-C nor the interpreter's exit waits for its threads."""
 
@@ -56,7 +70,7 @@ class DaemonThreads(Executor):
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
+        future: Future[T] = _Future()
         self._put(partial(_fulfil, future, partial(fn, *args, **kwargs)))
         return future
 
@@ -73,8 +87,9 @@ class DaemonThreads(Executor):
             ended.release()
 
         self._put(run)
-        if not ended.acquire(timeout=seconds):
-            raise TimeoutError
+        while not ended.acquire(timeout=LONGEST_SLEEP if seconds < 0 else seconds):
+            if seconds >= 0:
+                raise TimeoutError
         if errors:
             raise errors.pop()  # no local variable: the error's traceback would refer to it
         return found.pop()

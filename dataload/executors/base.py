@@ -18,6 +18,7 @@ from typing import Annotated, Any, Generic, Literal, NoReturn, TypeAlias, TypeVa
 import numpy as np
 
 from dataload._util.settings import Above, Checked, Least, setting_error
+from dataload._util.threads import LONGEST_SLEEP
 from dataload.types import BytesArray
 
 TaskT = TypeVar("TaskT")
@@ -141,13 +142,16 @@ class StallMonitor:
             self._next = min(self._next, self._timeout / 2)
 
     def next_look(self) -> float:
-        return max(0.0, self._begun + self._next - monotonic())
+        """Return the seconds to sleep, at most, before `is_due` is asked again."""
+        return min(LONGEST_SLEEP, max(0.0, self._begun + self._next - monotonic()))
 
     def is_due(self) -> bool:
         return self.next_look() == 0
 
     def look(self, describe: Callable[[], tuple[str, WorkerPosition, str]]) -> None:
-        """Warn about a late worker, or raise a `WorkerLostError` after the timeout; `describe` names it."""
+        """If it is due, warn of a late worker, or raise a `WorkerLostError` after the timeout; `describe` names it."""
+        if not self.is_due():
+            return
         waited = monotonic() - self._begun
         worker, position, stacks = describe()
         if self._timeout is not None and waited >= self._timeout:

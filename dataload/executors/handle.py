@@ -205,7 +205,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
         theirs.close()
         raise OSError(str(error)) from error
     watch = StallMonitor(timeouts)
-    while not ended.wait(min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
+    while not ended.wait(watch.next_look() + 1e-3):
         watch.look(lambda: (process.name, WorkerPosition(-1, -1, -1), _SERVER_WAITS))
     if errors:
         raise errors.pop()  # not from a local variable: its traceback would refer to it

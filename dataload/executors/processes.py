@@ -34,7 +34,6 @@ ResultT = TypeVar("ResultT")
 
 _MEMORY_SHARE = 0.8
 _CLOSE_SECONDS = 1.0
-_POLL_SECONDS = 0.5
 
 
 class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
@@ -211,7 +210,7 @@ class ProcessPool(OwnedPool):
     def receive(self, seconds: float) -> None:
         self.check_usable()
         try:
-            events = self._selector.select(min(seconds, _POLL_SECONDS))
+            events = self._selector.select(seconds)
         except (OSError, ValueError):
             if not self._stopped:  # by another thread, in the meantime
                 raise

@@ -93,7 +93,7 @@ class _Task(Result[Any]):
             check_process(self._pool.pid)
             watch = StallMonitor(self._pool.timeouts)
             try:
-                while not self._finished.acquire(timeout=min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
+                while not self._finished.acquire(timeout=watch.next_look() + 1e-3):
                     self._pool.look(watch, self)
             except KeyboardInterrupt:
                 self._pool.interrupted = True

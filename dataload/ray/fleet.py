@@ -34,7 +34,6 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 _LOSSES = 3  # of actors that were making one step, before it is an error
-_WAIT_SECONDS = 60.0  # of one wait; Ray takes no infinite ones
 _ALIGNMENT = 64
 
 
@@ -158,8 +157,7 @@ class FleetPool(OwnedPool):
         """Wait until one of some tasks is done, or is lost."""
         watch = StallMonitor(self._timeouts)
         while not self._wait(waiting, watch.next_look()):
-            if watch.is_due():
-                self._look(watch, waiting[0])
+            self._look(watch, waiting[0])
 
     def _wait(self, waiting: Sequence[_Pending], seconds: float) -> bool:
         """Wait until one of some tasks is done, or anything else happens; return whether one is."""
@@ -171,7 +169,8 @@ class FleetPool(OwnedPool):
                 return True
             wanted = {each.reference for each in waiting if each.reference is not None}
             watched = {*wanted, *(each.loaded for each in crew.starting)}
-            seconds = min(seconds, POLL_SECONDS if self._queue or crew.starting else _WAIT_SECONDS)
+            if self._queue or crew.starting:
+                seconds = min(seconds, POLL_SECONDS)
         return bool(crew.done(watched, seconds, 1) & wanted)
 
     def receive(self, pending: _Pending) -> Any:
@@ -189,11 +188,9 @@ class FleetPool(OwnedPool):
                 raise pending.errors.pop()  # not from a local variable: its traceback would refer to it
             self.check_usable()
             try:
-                seconds = min(watch.next_look(), _WAIT_SECONDS)
-                answer = self._ray.get(pending.reference, timeout=seconds)
+                answer = self._ray.get(pending.reference, timeout=watch.next_look())
             except self._ray.exceptions.GetTimeoutError:
-                if watch.is_due():
-                    self._look(watch, pending)
+                self._look(watch, pending)
                 continue
             except self._ray.exceptions.RayError as error:
                 error.__traceback__ = None  # frames of Ray refer to the result, which would stay in the store

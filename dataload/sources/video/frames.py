@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload._util.arrays import BufferLeases
+from dataload._util.threads import LONGEST_SLEEP
 from dataload.types import BytesArray, Int64Array, StepsAhead
 
 Convert: TypeAlias = Callable[[], BytesArray]
@@ -131,7 +132,7 @@ class FramePlan:
         images = dict[int, BytesArray]()
         with self._changed:
             while group in self._busy:
-                self._changed.wait()
+                self._changed.wait(LONGEST_SLEEP)
             # A step that reads a record twice has planned it once.
             planned = {index for index, _ in pairs if self._next_use(group, index) is not None}
             for index in planned:

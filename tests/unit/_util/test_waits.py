@@ -1,7 +1,12 @@
-"""Waits end by progress or by their deadline, in a time that the test makes."""
+"""Waits end by progress or by their deadline, in a time that the test makes, and by Ctrl-C."""
+
+import _thread
+import threading
+import time
 
 import pytest
 
+import dataload
 from dataload._util import threads as waits
 
 
@@ -31,3 +36,35 @@ def test_progress_puts_the_deadline_off_up_to_a_limit(clock):
     while wait.goes_on(int(clock.now[0])):
         pass
     assert 110 <= clock.now[0] < 110.1
+
+
+def load(call):
+    source = dataload.MemorySource({"x": range(1)})
+    with dataload.Loader(source, batch_size=1, transform=call, num_workers=1, timeout=60) as loader:
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(lambda call: waits.DaemonThreads(1).submit(call).result(), id="submit"),
+        pytest.param(lambda call: list(waits.DaemonThreads(1).map(call, range(2))), id="map"),
+        pytest.param(lambda call: waits.DaemonThreads(1).wait_for(call), id="wait_for"),
+        pytest.param(load, id="loader"),
+    ],
+)
+def test_a_signal_that_comes_just_before_a_sleep_ends_it(run):
+    """`interrupt_main` records the signal and wakes nobody, as if it had come just before the sleep."""
+    go_on = threading.Event()
+
+    def interrupt(record=None):
+        time.sleep(0.1)  # the other thread sleeps now
+        _thread.interrupt_main()
+        go_on.wait(15)
+        return record
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt)
+    go_on.set()
+    assert time.monotonic() - begun < 10

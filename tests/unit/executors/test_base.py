@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload._util.threads import LONGEST_SLEEP
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.executors import Fleet, ThreadExecutor, base
 from dataload.executors.base import (
@@ -49,12 +50,15 @@ def now(monkeypatch):
 def test_a_watch_warns_half_way_and_then_gives_up(now):
     described = "somebody", WorkerPosition(1, 2, 3), "stacks"
     watch = StallMonitor(TimeoutPolicy(timeout=20))
-    assert (watch.next_look(), watch.is_due()) == (10, False)
-    now[0] += 10
+    assert (watch.next_look(), watch.is_due()) == (LONGEST_SLEEP, False)
+    now[0] += 9.9
+    watch.look(lambda: described)  # too early for a warning
+    assert watch.next_look() == pytest.approx(0.1)
+    now[0] += 0.1
     assert watch.is_due()
     with pytest.warns(RuntimeWarning, match=r"no batch for 10\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
         watch.look(lambda: described)
-    assert (watch.next_look(), watch.is_due()) == (10, False)
+    assert not watch.is_due()
     now[0] += 12
     assert (watch.next_look(), watch.is_due()) == (0, True)
     with pytest.raises(WorkerLostError) as caught:
@@ -67,10 +71,12 @@ def test_a_watch_warns_half_way_and_then_gives_up(now):
 def test_a_watch_without_an_end_warns_ever_more_seldom(now, position):
     watch = StallMonitor(TimeoutPolicy(warn_after=1000))
     at = "has not started it" if position.step < 0 else "is at step 0 of epoch 0, index 0"
-    for doubled in (2000, 4000):
+    for due in (1000, 2000, 4000):
+        now[0] = 100.0 + due - 1
+        assert not watch.is_due()
+        now[0] += 1
         with pytest.warns(RuntimeWarning, match=f"nobody {at}\n"):
             watch.look(lambda: ("nobody", position, ""))
-        assert watch.next_look() == doubled
 
 
 FORKED = (

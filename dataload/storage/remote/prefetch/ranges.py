@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dataload._util.threads import LONGEST_SLEEP
 from dataload.errors import DataloadError, StoreError
 from dataload.storage.record_file import Runs, merge_ranges
 from dataload.storage.remote.clients import client_of
@@ -209,7 +210,8 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
                 if not self._chunks:  # the queue is empty, so the requests began too late
                     self._window = min(2 * self._window, _MOST_BYTES)
                     self._planner.notify()
-                self._arrived.wait_for(lambda: self._stopped or fetched.errors or not fetched.left[runs].any())
+                while not self._stopped and not fetched.errors and fetched.left[runs].any():
+                    self._arrived.wait(LONGEST_SLEEP)
                 for error in fetched.errors:
                     if isinstance(error, StoreError) and fetched.left[runs].any():
                         raise error

@@ -20,8 +20,16 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from dataload.analysis.overview import overview
-from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
+from dataload.analysis.shown import (
+    Shown,
+    ShownRow,
+    as_array,
+    columns_of,
+    describe_column,
+    describe_record,
+    overview,
+    preview,
+)
 from dataload.catalog.statistics import FieldStatistics
 from dataload.codecs.audio import decode_audio, decode_rate, rate_field
 from dataload.codecs.decoders import decode_image

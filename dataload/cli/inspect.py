@@ -21,7 +21,7 @@ from dataload.analysis.shown import (
     show_records,
 )
 from dataload.api import record_loader
-from dataload.catalog.fields import spec_of
+from dataload.catalog.facts import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.cli.options import (

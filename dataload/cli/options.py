@@ -15,7 +15,7 @@ import typer
 from dataload._util.settings import check_directory
 from dataload.api import open_source
 from dataload.cli.output import count_of, print_line, print_warning
-from dataload.config.files import parse_assignment, parse_value
+from dataload.config import parse_assignment, parse_value
 from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
 from dataload.jobs.engine import Engine, LocalEngine

@@ -15,8 +15,7 @@ import numpy as np
 from dataload._util.indexing import even_split
 from dataload._util.system import usable_cpus
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.facts import Evidence, Measures, ShardFacts
-from dataload.catalog.fields import select_fields, spec_of
+from dataload.catalog.facts import Evidence, Measures, ShardFacts, select_fields, spec_of
 from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,

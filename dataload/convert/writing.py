@@ -16,8 +16,7 @@ from typing import Any, Self, cast
 from dataload._util.system import open_file, read_into_at
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of
-from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.fields import classes_of, with_classes
+from dataload.catalog.facts import DataSetFacts, ShardFacts, classes_of, with_classes
 from dataload.convert.blocks import read_ahead
 from dataload.convert.mapping import KEY, VALUES, RecordMap, SkippedRecords, describe_values, numbered
 from dataload.convert.measuring import contents_of, fields_of, with_etag

@@ -10,7 +10,7 @@ import numpy as np
 
 from dataload._util.failures import mark_users
 from dataload._util.settings import check_call, setting_error
-from dataload.catalog.fields import require_known, select_fields
+from dataload.catalog.facts import require_known, select_fields
 from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
 from dataload.collate.collate import check_pad_value
 from dataload.errors import ConfigError, SourceError, closest

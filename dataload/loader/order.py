@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, T
 from dataload._util.indexing import even_split
 from dataload._util.interactive import INSTEAD, instead
 from dataload._util.randomness import derive_keys
-from dataload.catalog.fields import row_bytes
+from dataload.catalog.facts import row_bytes
 from dataload.collate import Pack
 from dataload.errors import ConfigError
 from dataload.samplers import (

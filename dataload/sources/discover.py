@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload.catalog.evidence import find_changed, find_shard
-from dataload.catalog.facts import DataSetFacts, Evidence, Found
-from dataload.catalog.fields import common_classes
+from dataload.catalog.facts import DataSetFacts, Evidence, Found, common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, renewal, run_of_append
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source

@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty
 from dataload._util.clock import reading
-from dataload.catalog.fields import select_fields
+from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import Layout, Parse, RecordTable, mask_of, values_of
 from dataload.collate import default_collate

@@ -18,8 +18,7 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.facts import ShardFacts
-from dataload.catalog.fields import require_known, with_classes
+from dataload.catalog.facts import ShardFacts, require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
 from dataload.sources.directory import KnownShards, ShardDirectory, directory_of

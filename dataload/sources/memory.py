@@ -11,7 +11,7 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
-from dataload.catalog.fields import require_known, select_fields, spec_of
+from dataload.catalog.facts import require_known, select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import columns_of, with_masks
 from dataload.collate import default_collate

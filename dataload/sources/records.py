@@ -11,7 +11,7 @@ import numpy as np
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.interactive import SaysInstead, html_of_source
 from dataload._util.settings import check_fields
-from dataload.catalog.fields import row_bytes, select_fields
+from dataload.catalog.facts import row_bytes, select_fields
 from dataload.collate import default_collate
 from dataload.sources.shards import Location, shard_of
 from dataload.storage import Remote

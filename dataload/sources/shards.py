@@ -19,8 +19,7 @@ from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_marks
-from dataload.catalog.facts import Evidence, ShardFacts
-from dataload.catalog.fields import spec_of
+from dataload.catalog.facts import Evidence, ShardFacts, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError

@@ -36,9 +36,8 @@ from dataload.catalog.manifest import Manifest
 from dataload.codecs import example, msgpack, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
-from dataload.config import read_config
-from dataload.config.files import apply_overrides
-from dataload.convert.journal import Journal
+from dataload.config import apply_overrides, read_config
+from dataload.convert.ledger import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info

@@ -11,7 +11,7 @@ import dataload
 from dataload.catalog.manifest import Manifest
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
-from dataload.convert.journal import Journal
+from dataload.convert.ledger import Journal
 
 GOLDEN = Path(__file__).parent / "catalog"
 FINGERPRINTS = {

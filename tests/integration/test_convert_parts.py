@@ -85,7 +85,7 @@ def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch, func
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"dataload.convert.job.{function}", stop)
+        patched.setattr(f"dataload.convert.{function}", stop)
         with pytest.raises(KeyboardInterrupt):
             merge(source, tmp_path / "parts")
     log(tmp_path / "parts", 1).unlink()

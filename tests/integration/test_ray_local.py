@@ -13,7 +13,7 @@ import dataload
 from dataload.loader.step import StepRange
 
 pytest.importorskip("ray", reason="Ray is not installed")
-from dataload.ray.homes import Homes, NodeAhead
+from dataload.ray.actor import Homes, NodeAhead
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from line_source import LineFile, LineSource, line_record, parse_line
 
 from dataload._util.indexing import as_indices, check_index
-from dataload.catalog.fields import select_fields
+from dataload.catalog.facts import select_fields
 from dataload.collate import default_collate
 from dataload.errors import ClosedSourceError
 from dataload.sources.base import SliceSource

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.catalog.fields import require_known, with_classes
+from dataload.catalog.facts import require_known, with_classes
 from dataload.codecs.arrow import check_field, combined, load_arrow, numbers_of, pa_module, spec_of_type, without_views
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.nulls import check_names, fill_of, mask_name

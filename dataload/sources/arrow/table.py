@@ -18,7 +18,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.codecs import arrow
 from dataload.codecs.arrow import REMEDIES, ColumnContext, load_arrow, pa_module
 from dataload.codecs.decoders import Decoder

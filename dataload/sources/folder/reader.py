@@ -16,7 +16,7 @@ from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.fields import select_fields, spec_of
+from dataload.catalog.facts import select_fields, spec_of
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate

@@ -14,7 +14,7 @@ from dataload._util.arrays import check_lengths, check_size
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload.catalog.arrays import IndexKey, remember, within
-from dataload.catalog.fields import select_fields, spec_of
+from dataload.catalog.facts import select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import fills_of_samples, with_masks
 from dataload.collate import default_collate

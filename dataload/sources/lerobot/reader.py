@@ -17,7 +17,7 @@ import numpy as np
 from dataload._util.arrays import split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError, CorruptFileError, SourceError, UnsupportedFormatError
 from dataload.sources.base import Source, ViewSource
 from dataload.sources.lerobot import INFO_NAME, LeRobotOptions

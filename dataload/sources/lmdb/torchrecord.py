@@ -10,7 +10,7 @@ import numpy as np
 from dataload._util.arrays import no_memory, split_records
 from dataload._util.clock import decoding
 from dataload.catalog.arrays import IndexKey, store_cached
-from dataload.catalog.fields import select_fields
+from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.lmdb import TorchRecordOptions

@@ -10,7 +10,7 @@ import numpy as np
 
 from dataload._util.arrays import FIELD_BYTES, check_lengths, check_size, fits, no_memory, split_records
 from dataload._util.clock import decoding
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError

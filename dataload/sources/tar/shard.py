@@ -10,7 +10,7 @@ import numpy as np
 from dataload._util.arrays import check_lengths, no_memory, split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
-from dataload.catalog.fields import spec_of
+from dataload.catalog.facts import spec_of
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate

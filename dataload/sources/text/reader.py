@@ -7,7 +7,7 @@ import numpy as np
 
 from dataload._util.arrays import check_lengths
 from dataload._util.caches import DecodedCache
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.errors import CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader

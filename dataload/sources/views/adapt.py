@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
-from dataload.catalog.fields import select_fields, spec_of
+from dataload.catalog.facts import select_fields, spec_of
 from dataload.collate import default_collate
 from dataload.errors import redacted
 from dataload.sources.base import Source

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.types import Array, Int64Array

@@ -14,7 +14,7 @@ from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload._util.settings import check_choice, check_keys, setting_error
-from dataload.catalog.fields import common_classes
+from dataload.catalog.facts import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.samplers.mixture import Stop

@@ -24,7 +24,7 @@ from dataload._util.settings import check_count, setting_error
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
-from dataload.catalog.fields import require_known, select_fields
+from dataload.catalog.facts import require_known, select_fields
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import (
     Executor,

@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.facts import DataSetFacts, is_same_content
-from dataload.catalog.fields import select_fields
+from dataload.catalog.facts import DataSetFacts, is_same_content, select_fields
 from dataload.catalog.manifest import MANIFEST_NAME, read_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
 from dataload.codecs.npz import build_npy, parse_npy

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import Above, check_choice, check_setting, check_settings, setting_error
 from dataload.catalog.arrays import IndexKey, remember, within
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError, closest
 from dataload.sources.expression import parse
 from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks

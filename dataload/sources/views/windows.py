@@ -12,7 +12,7 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_rows
 from dataload._util.fingerprint import digest
 from dataload._util.settings import Above, Seconds, as_tuple, check_choice, check_count, check_setting
-from dataload.catalog.fields import require_known
+from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps

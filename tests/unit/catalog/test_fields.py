@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataload.catalog.fields import common_classes, require_known, row_bytes, select_fields, with_classes
+from dataload.catalog.facts import common_classes, require_known, row_bytes, select_fields, with_classes
 from dataload.errors import ConfigError
 from dataload.types import FieldSpec
 

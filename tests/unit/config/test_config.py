@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataload.config import json_schema, read_config
-from dataload.config.files import parse_assignment, parse_value
+from dataload.config import json_schema, parse_assignment, parse_value, read_config
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.samplers import GlobalShuffle, Lanes
 from dataload.sources.memory import RangeSource

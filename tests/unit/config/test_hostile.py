@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from dataload.config import read_config
-from dataload.config.files import parse_assignment
+from dataload.config import parse_assignment, read_config
 from dataload.errors import ConfigError
 
 DEEP = 5_000

@@ -7,8 +7,7 @@ import pytest
 
 import dataload
 from dataload._util.randomness import derive_key
-from dataload.config import read_config
-from dataload.config.files import parse_value
+from dataload.config import parse_value, read_config
 from dataload.errors import ConfigError
 from dataload.loader.order import shuffled
 from dataload.samplers import (

@@ -12,7 +12,7 @@ from dataload.catalog.evidence import describe_files, files_of, is_same
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.ledger import Journal, JournalFile
 from dataload.convert.plan import Target
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, RangeSource
-from dataload.catalog.fields import select_fields
+from dataload.catalog.facts import select_fields
 from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.sources import ConcatSource

@@ -262,6 +262,11 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}? {listed}" if matches else listed
 
 
+def and_more(count: int, named: int = 1) -> str:
+    """Return `` (and N more)`` for a message that names only some of `count` things."""
+    return f" (and {count - named} more)" if count > named else ""
+
+
 def redacted(value: Any) -> Any:
     """Return text without what may be secret in its URLs: users, passwords, queries and fragments.
 

@@ -44,6 +44,7 @@ _HELPS = {
 
 _MODULES = {
     **dict.fromkeys(("certify", "timeline", "trace", "schema"), "runs"),
+    "index": "convert",
     "show": "inspect",
     "plan": "cluster",
     "fleet": "cluster",

@@ -192,7 +192,7 @@ fleet_command: Any = command_group("Show and end the workers of loaders on a Ray
 @fleet_command.command("status")
 def status_command(address: Address = None, json: JsonFlag = False) -> None:
     """List the workers of all fleets: their nodes, the loaders that use them, the batches they are asked for, bytes."""
-    from dataload.ray.cluster import list_actors  # needs Ray
+    from dataload.ray import list_actors  # needs Ray
 
     reports = list_actors(address)
     if json:
@@ -208,7 +208,7 @@ def status_command(address: Address = None, json: JsonFlag = False) -> None:
 @fleet_command.command("stop")
 def stop_command(name: Annotated[str, typer.Argument(help="Name of the fleet.")], address: Address = None) -> None:
     """End all workers of a fleet. Loaders that still use it start others."""
-    from dataload.ray.cluster import stop_fleet  # needs Ray
+    from dataload.ray import stop_fleet  # needs Ray
 
     ended = stop_fleet(name, address)
     if not ended:

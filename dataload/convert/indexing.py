@@ -24,7 +24,7 @@ from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, re
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
 from dataload.convert.measuring import measure, narrow, with_etag
 from dataload.convert.plan import Measuring, PlannedSet, ShardList, plan_index
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, and_more
 from dataload.jobs.engine import Engine, count_parts, select_part
 from dataload.jobs.run import Done, Facts, Here, Key, Ledger, Mode, run_job
 from dataload.sources.base import Source
@@ -296,9 +296,10 @@ class IndexLedger(Ledger):
         count = counts[0]
         missing = [f"{n}/{count}" for n in range(1, count + 1) if {*select_part(self._keys, n, count)} - known.keys()]
         if missing:
-            several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
-            message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have not finished with these shards and"
-            raise ConfigError(f"{message} options: run them, again if need be", key="merge", value=missing)
+            message = f"parts {', '.join(missing[:_MOST_NAMED])}{and_more(len(missing), _MOST_NAMED)} have not finished"
+            raise ConfigError(
+                f"{message} with these shards and options: run them, again if need be", key="merge", value=missing
+            )
         return known
 
     def _load(self, path: str) -> Facts:

@@ -25,7 +25,7 @@ from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import locked
 from dataload.convert.mapping import VALUES, check_values
 from dataload.convert.plan import Shard, Target
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError, and_more
 from dataload.jobs.engine import Engine, count_parts, select_part
 from dataload.jobs.run import Facts, Head, Ledger, Mode, Refusal, Step, decide
 from dataload.storage import Remote, base_name, storage_of
@@ -290,11 +290,10 @@ class ConversionLedger(Ledger):
             lines = "".join(f"\n  {line}" for line in differences)
             return ConfigError(f"{self._subject} is the journal of a different conversion{lines}", key="resume")
         if step == "exists":
-            several = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
             unfinished = begun is not None and not begun.complete
             resuming = "resume=True to continue the interrupted conversion, or " if unfinished else ""
-            message = f"{taken[0]} exists{several}: choose another name, or pass {resuming}overwrite=True to replace it"
-            return ConfigError(message, key="overwrite", value=taken[0])
+            message = f"{taken[0]} exists{and_more(len(taken))}: choose another name, or pass {resuming}overwrite=True"
+            return ConfigError(f"{message} to replace it", key="overwrite", value=taken[0])
         parts = f" in {begun.parts} parts" if begun is not None and begun.parts else ""
         remedy = "pass resume=True to continue it, or overwrite=True"
         if parts:
@@ -337,9 +336,8 @@ class ConversionLedger(Ledger):
         each = [select_part(self._plan, number, count) for number in range(1, count + 1)]
         missing = [f"{n}/{count}" for n, own in enumerate(each, 1) if {shard.name for shard in own} - finished.keys()]
         if missing:
-            several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
-            message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have not run, or have not finished"
-            raise ConfigError(f"{message}: run them, again if need be", key="merge", value=missing)
+            message = f"parts {', '.join(missing[:_MOST_NAMED])}{and_more(len(missing), _MOST_NAMED)} have not run,"
+            raise ConfigError(f"{message} or have not finished: run them, again if need be", key="merge", value=missing)
         self._target.existing(self._plan)  # one request for the versions of all objects
         return {shard.name: finished[shard.name] for shard in self._plan}
 

@@ -26,8 +26,8 @@ from dataload.executors.base import OwnedPool, StallMonitor, raise_closed
 from dataload.executors.serialization import put_together
 from dataload.executors.worker import ResultMessage
 from dataload.loader.step import StepRange, StepsResult
+from dataload.ray import connect, dump
 from dataload.ray.actor import Homes
-from dataload.ray.cluster import connect, dump
 from dataload.ray.crew import POLL_SECONDS, UNKNOWN, Actor, Crew
 
 TaskT = TypeVar("TaskT")

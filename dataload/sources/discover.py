@@ -13,7 +13,7 @@ import numpy as np
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, renewal, run_of_append
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError, and_more
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
@@ -290,8 +290,7 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
             f"{name} is not in the manifest" for name in _shards_among(others, entry, all_formats() if others else ())
         ]
     if problems:
-        several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
+        message = f"the manifest is stale: {problems[0]}{and_more(len(problems))}; {renewal(directory)}"
         raise CorruptFileError(message, path=path)
     return replace(listed, versions=None if folders else versions)
 

@@ -45,7 +45,8 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 T_co = TypeVar("T_co", covariant=True)
 
 _OPENING_THREADS = 4
-_REPR_CHARACTERS, _OPTION_CHARACTERS = 190, 60
+_REPR_CHARACTERS = 190
+_OPTION_CHARACTERS = 60
 
 
 class FileSource(Source[T_co]):
@@ -345,10 +346,7 @@ class FileSource(Source[T_co]):
         return facts
 
     def _mark_of(self, shard: int) -> ContentMark:
-        return self._mark(self._paths[shard], self._data_set().reader(shard))
-
-    def _mark(self, path: str, reader: ShardReader[T_co]) -> ContentMark:
-        return content_mark(self._data_file(path), reader, self._remote)
+        return content_mark(self._data_file(self._paths[shard]), self._data_set().reader(shard), self._remote)
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

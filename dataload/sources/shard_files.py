@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from dataload._util.indexing import expand_braces, missing_parts
 from dataload.catalog.manifest import MANIFEST_NAME
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError, and_more
 from dataload.sources.folder import is_medium, is_metadata
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_folder, storage_of
 
@@ -73,8 +73,7 @@ def check_complete(directory: str, names: Sequence[str], remote: Remote | None) 
     remedy = "finish the conversion or the copy that makes the others; to open those that exist, name them by a pattern"
     if missing := missing_parts(names):
         name, count = missing
-        several = f" (and {count - 1} more)" if count > 1 else ""
-        raise SourceNotFoundError(f"the directory {directory} has no {name}{several}: {remedy}", path=directory)
+        raise SourceNotFoundError(f"the directory {directory} has no {name}{and_more(count)}: {remedy}", path=directory)
     storage = storage_of(directory, remote)
     for path in storage.glob(join(directory, _JOURNALS)) if is_url(directory) else ():
         with suppress(ValueError, KeyError, TypeError):  # is not one

@@ -299,7 +299,7 @@ def test_losses_are_logged(cluster, caplog):
 
 
 def actors_of(name):
-    from dataload.ray.cluster import list_actors
+    from dataload.ray import list_actors
 
     return [report for report in list_actors() if report.fleet == name]
 

@@ -24,16 +24,17 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.file_source import FileSource
 from dataload.sources.folder import FolderOptions, is_medium, is_metadata, split_pattern
 from dataload.sources.folder.files import Files, open_files
-from dataload.sources.folder.rows import Sheet, join_labels
 from dataload.sources.folder.table import (
     KEY,
     LABEL,
     FileTable,
+    Sheet,
     class_table,
     compile_pattern,
     copy_rows,
     full_name,
     in_order,
+    join_labels,
     media_table,
     pattern_table,
     split_prefix,
@@ -123,11 +124,11 @@ class FolderSource(FileSource[Record]):
             known[LABEL] = FieldSpec("int64", (), classes)
         return known
 
-    def _mark(self, path: str, reader: ShardReader[Record]) -> ContentMark:
-        root = self._data_file(path)
-        if not storage_of(root, self._remote).is_directory(root):
-            return super()._mark(path, reader)
-        return ContentMark(cast("FolderReader", reader).total, "", reader.identity())
+    def _mark_of(self, shard: int) -> ContentMark:
+        root, reader = self._data_file(self._paths[shard]), cast("FolderReader", self._data_set().reader(shard))
+        if storage_of(root, self._remote).is_directory(root):
+            return ContentMark(reader.total, "", reader.identity())
+        return super()._mark_of(shard)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -127,6 +127,7 @@ def test_a_method_that_is_missing_says_what_it_must_do(method, arguments):
         getattr(SourceSuite(), method)(*arguments)
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_suite_runs_in_a_project_of_somebody_else(tmp_path):
     """Under --strict-markers; a known failure is expected, one that was repaired is red, a pinned suite skips."""
@@ -178,6 +179,7 @@ class TestPinned(Author):
     assert "1 xfailed" in done.stdout
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_check_source_needs_neither_pytest_nor_hypothesis():
     program = (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 from format_suite import FormatSuite
+from samples import sampled
 
 from dataload.testing.suite import TOGETHER, check_together
 
@@ -27,7 +28,7 @@ def suites():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*group_size")
-@pytest.mark.parametrize("check", TOGETHER)
+@pytest.mark.parametrize("check", sampled(TOGETHER, ["check_new_process", "check_fork_after_read"]))
 def test_all_formats_in_one_process(check, tmp_path):
     together = suites()
     assert len(together) > 30

@@ -128,6 +128,7 @@ def benchmarks(monkeypatch, capsys):
     return measure
 
 
+@pytest.mark.slow_suite
 def test_made_data_have_limits(tmp_path, benchmarks):
     options = ("--made", "floats-64", "--records", 600, "--formats", "syrah", "--batch-size", 100)
     printed, results = benchmarks(*options, *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
@@ -142,6 +143,7 @@ def test_made_data_have_limits(tmp_path, benchmarks):
     assert "dataload, syrah, global, 0 workers: executor threads, num_workers 0, prefetch 2" in printed.out
 
 
+@pytest.mark.slow_suite
 def test_by_default_files_are_kept_where_nobody_else_can_put_some(tmp_path, monkeypatch, own):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     directory = tmp_path / f"dataload-bench-{os.geteuid()}"

@@ -126,6 +126,7 @@ def test_status_of_a_cache_in_use(tmp_path, reader):
     assert "2 hours ago" in str(rows)
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_pruning_a_cache_in_use(tmp_path, reader):
     for age, name in enumerate(("new", "middle", "old")):

@@ -248,6 +248,7 @@ def test_the_picture_carries_the_data():
     assert_no_overlap(figure)
 
 
+@pytest.mark.slow_suite
 def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
     _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), ShardLayout.of(10**10), "long")
     assert figure.texts[1].get_text() == "long (a sample: 261,120 positions of 10,000,000,000)"
@@ -258,6 +259,7 @@ def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
     assert "10G" in [text.get_text() for text in figure.axes[0].get_xticklabels()]
 
 
+@pytest.mark.slow_suite
 def test_drawing_leaves_pyplot_alone_and_needs_matplotlib(config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     text_of(config, "--picture", tmp_path / "a.png")

@@ -71,6 +71,7 @@ def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
         assert len(opened) == COUNT
 
 
+@pytest.mark.slow_suite
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_of_a_process_that_has_started_a_fork_server(source, expected, tmp_path):
     engine = {"engine": LocalEngine(num_workers=2, parts=2)}

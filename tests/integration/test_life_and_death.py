@@ -256,10 +256,16 @@ def ended(process):
     ("what", "method"),
     [
         ("computing", "fork"),
-        ("sending", "forkserver"),
-        ("holding the GIL", "fork"),
         ("forked", "forkserver"),
-        *slowly("idle spawn", "idle forkserver", "computing forkserver", "sending spawn", "forked spawn"),
+        *slowly(
+            "sending forkserver",
+            "holding_the_GIL fork",
+            "idle spawn",
+            "idle forkserver",
+            "computing forkserver",
+            "sending spawn",
+            "forked spawn",
+        ),
         *slowly("holding_the_GIL forkserver"),
     ],
 )
@@ -274,6 +280,7 @@ def test_workers_die_with_their_parent(script, what, method):
         wait_until(lambda: not any(runs(pid) for pid in others), "so are the helpers of multiprocessing")
 
 
+@pytest.mark.slow_suite
 def test_stopped_workers_die_with_their_parent_when_they_go_on(script):
     process, workers = script("idle", "fork")
     for pid in workers:
@@ -303,13 +310,17 @@ def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, method):
     ("what", "method"),
     [
         ("break", "fork"),
-        ("collected", "fork"),
-        ("closed", "fork"),
         ("exception", "fork"),
-        ("daemon thread", "fork"),
         ("waiting daemon thread", "threads"),
         *slowly("break spawn", "break forkserver", "collected forkserver", "closed forkserver", "exception forkserver"),
-        *slowly("daemon_thread forkserver", "daemon_thread threads", "waiting_daemon_thread forkserver"),
+        *slowly(
+            "collected fork",
+            "closed fork",
+            "daemon_thread fork",
+            "daemon_thread forkserver",
+            "daemon_thread threads",
+            "waiting_daemon_thread forkserver",
+        ),
     ],
 )
 def test_the_end_of_a_program_leaves_nothing(script, what, method):

@@ -101,6 +101,7 @@ print("failed", failed)
 """
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_fork_while_threads_read(plain, named, tmp_path):
     """A child neither hangs nor disturbs its parent."""

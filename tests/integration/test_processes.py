@@ -156,6 +156,7 @@ FORKS = """
 """
 
 
+@pytest.mark.slow_suite
 def test_processes_are_forks_of_a_process_with_one_thread_and_get_copies(tmp_path):
     status, out, err = run_file(tmp_path, FORKS)
     copied, inherited = [[1] * 4], [[0] * 4]

@@ -196,6 +196,7 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, cache_home, shar
     assert sum(sizes(cache_home / "dataload" / "shards")) <= total
 
 
+@pytest.mark.remote
 @pytest.mark.parametrize("suffix", sampled(["syr", "tar"], ["syr"]))
 def test_versions_of_many_shards_take_few_requests(object_server, proxy, tmp_path, suffix):
     bucket = listed_set(object_server, tmp_path, 104, suffix)

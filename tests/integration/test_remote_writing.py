@@ -344,6 +344,7 @@ convert(records, sys.argv[1], remote={"cache": sys.argv[2], "part_bytes": 5 << 2
 """
 
 
+@pytest.mark.remote
 def test_a_conversion_killed_during_a_large_upload(place, large):
     command = [sys.executable, "-c", KILLED_IN_AN_UPLOAD, f"{place.url}/a.syr", str(place.cache)]
     environment = {**os.environ, **place.server.environment()}

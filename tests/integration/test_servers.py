@@ -158,6 +158,7 @@ def test_an_outage(faulty):
         assert get(faulty)[0] == 200
 
 
+@pytest.mark.remote
 def test_the_same_requests_meet_the_same_faults(faulty):
     def outcomes():
         faulty.reset()

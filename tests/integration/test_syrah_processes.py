@@ -12,6 +12,7 @@ from dataload.sources.syrah.writer import SyrahWriter
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow_suite
 def test_more_shards_than_descriptors(tmp_path):
     """100 shards, 40 descriptors, four threads."""
     for shard in range(100):

@@ -3,6 +3,7 @@
 import bombs
 import pytest
 from bombs_of_records import FORMATS
+from samples import sampled
 
 WANTED = {
     "arrow": """
@@ -37,7 +38,7 @@ def _warm():
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [*WANTED.items(), *(pytest.param(*more, marks=pytest.mark.slow_suite) for more in MORE)],
+    sampled([*WANTED.items(), *MORE], [(name, WANTED[name]) for name in ("jsonl", "csv", "syrah")]),
     ids=[*WANTED, *(f"{name}, more" for name, _ in MORE)],
 )
 def test_bombs_keep_the_promise(name, wanted):

@@ -34,6 +34,7 @@ def test_mutants(name):
         TARGETS[name][0](make_mutant(name, number, known))
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_the_fuzzer_tries_mutants_in_a_process():
     assert watch_mutants("npy", 0, 100) == 0

@@ -113,6 +113,7 @@ def test_orders_that_cannot_be_thinned():
         job.thinned(1, 10)
 
 
+@pytest.mark.slow_suite
 def test_ten_to_the_ten_records_in_a_hundred_thousand_shards():
     """A plan looks at a few million records of them at most."""
     order = Lanes(ShardSequential((100_000,) * 100_000, 3), 1024)

@@ -65,6 +65,7 @@ def test_a_log_cut_at_every_byte_has_the_shards_before(tmp_path):
         assert found.damaged == (cut not in (0, *ends))
 
 
+@pytest.mark.slow_suite
 def test_a_flipped_bit_costs_the_shard_of_its_line(tmp_path):
     noted(tmp_path / "l")
     data = (tmp_path / "l").read_bytes()

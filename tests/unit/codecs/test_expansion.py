@@ -46,7 +46,7 @@ CASES = {
     "a part of views": (WORDS.cast(pa.string_view())[1:], [EACH + 3, EACH, EACH + 2]),
     "fixed bytes": (pa.array([b"abc"], pa.binary(3)), EACH + 3),
     "lists of numbers": (pa.array([[1, 2], []], pa.list_(pa.int64())), [EACH + 16, EACH]),
-    "lists of null": (items(pa.list_, [0, 0, 1 << 30], pa.nulls(1 << 30)), [EACH, EACH + (EACH << 30)]),
+    "lists of null": (items(pa.list_, [0, 0, 1 << 20], pa.nulls(1 << 20)), [EACH, EACH + (EACH << 20)]),
     "a part of lists": (pa.array([["abc"], ["d"], []])[1:], [2 * EACH + 1, EACH]),
     "lists of empty structs": (
         items(pa.list_, [0, 7], pa.Array.from_buffers(pa.struct([]), 7, [None], children=[])),

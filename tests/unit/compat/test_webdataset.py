@@ -56,6 +56,7 @@ def flat(batches):
     return sorted(itertools.chain.from_iterable(batches))
 
 
+@pytest.mark.slow_suite
 def test_random_pipelines_are_equal_to_the_originals(tmp_path):
     kinds = wds_pipelines.compare(range(25), tmp_path)
     assert kinds["state"] > 6
@@ -281,6 +282,7 @@ def test_workers_of_torch_know_no_epoch_that_ranks_share(paths, monkeypatch):
     list(data)
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 def test_workers_that_left_out_samples_have_positions_of_their_own(paths):
     def make(workers):

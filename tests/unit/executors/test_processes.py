@@ -504,6 +504,7 @@ def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, file, s
     assert asked == [["dataload.executors.preload", *known, *added], known], "as the user left it"
 
 
+@pytest.mark.slow_suite
 def test_an_interrupt_does_not_end_the_fork_server_while_it_imports_and_workers_skip_its_garbage():
     forkserver._forkserver._stop()
     with executor(works.collector) as tasks:

@@ -67,6 +67,7 @@ def test_a_source_joins_a_mixture_whose_weights_never_changed():
     assert served([iter(last)], 2) == served(others, 2)
 
 
+@pytest.mark.slow_suite
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 9), st.booleans()), min_size=2, max_size=6))
 def test_sources_come_and_go_at_the_end(stages):

@@ -61,6 +61,7 @@ runs = st.lists(
 )
 
 
+@pytest.mark.slow_suite
 @settings(max_examples=10)
 @given(runs, st.lists(st.integers(0, 40), max_size=2), st.integers(1, 3))
 def test_the_order_of_all_steps_is_known_from_the_log_after_any_kills(tmp_path_factory, run, kills, world_size):

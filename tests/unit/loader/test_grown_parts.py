@@ -86,6 +86,7 @@ stages = st.lists(
 limits = st.sampled_from([None, {"b": 1.5}, {"a": 3.2, "c": 4}])
 
 
+@pytest.mark.slow_suite
 @settings(max_examples=4, phases=[Phase.explicit, Phase.generate])
 @given(stages=stages, shuffle=st.sampled_from(["global", "shards", False]), max_epochs=limits)
 def test_each_pass_is_over_what_its_source_had_when_it_began(shards, stages, shuffle, max_epochs):

@@ -316,6 +316,7 @@ def test_a_long_epoch_is_looked_at_in_runs_from_everywhere(size):
     assert sample.indices.tolist() == GlobalShuffle(10**10, 0).indices(sample.positions, epoch=3).tolist()
 
 
+@pytest.mark.slow_suite
 def test_ten_to_the_ten_records_are_judged_in_little_memory():
     tracemalloc.start()
     report = order_report(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256))
@@ -435,6 +436,7 @@ def test_pools_at_the_limits(lengths, size, quality, expected):
     assert pool_size_for(lengths, size, quality, seed=1) == expected
 
 
+@pytest.mark.slow_suite
 def test_pool_sizes_grow_with_the_quality_up_to_the_whole_data():
     sizes = [pool_size_for((20,) * 50, 16, quality) for quality in (0.2, 0.5, 0.99)]
     assert sizes == sorted(set(sizes))

@@ -178,6 +178,7 @@ def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(sev
         check(source, [len(source) - 1])
 
 
+@pytest.mark.slow_suite
 def test_eight_threads_keep_few_files_open(several, tmp_path):
     source = several(".tar")
 

@@ -69,6 +69,7 @@ class Sources(list):
             return str(error)
 
 
+@pytest.mark.slow_suite
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_every_format_is_read_in_forked_workers(tmp_path):

@@ -68,6 +68,7 @@ def test_files_for_the_package(folder, options):
         assert parsed(bytes(size)) is None
 
 
+@pytest.mark.slow_suite
 def test_no_flipped_bit_of_the_footer_makes_another_table(folder):
     data = written(folder, [b"x" * size for size in (0, 50, 200, 30, 1, 70)])
     good = parsed(data)

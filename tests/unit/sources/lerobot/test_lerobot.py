@@ -187,6 +187,7 @@ def test_times_of_frames_have_a_tolerance(tmp_path, frames, is_wrong):
             assert np.array_equal(source[85][camera], expected)
 
 
+@pytest.mark.slow_suite
 def test_data_sets_at_urls(tmp_path, monkeypatch, object_server):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = shutil.copytree(GOLDEN, tmp_path / "robot")

@@ -110,6 +110,7 @@ def drift(path, seconds):
 SPARSE = {"rate": 16_000, "layout": "mono", "fps": 1, "gop": 60, "options": {"aac_pns": "0", "aac_coder": "fast"}}
 
 
+@pytest.mark.slow_suite
 def test_no_drift(tmp_path):
     for name in ("a.mp4", "a.mkv"):
         drift(write_sound(tmp_path / name, 60, **SPARSE), 60)
@@ -132,6 +133,7 @@ def test_files_without_sound_are_named(tmp_path):
     assert "audio" not in dataload.open(tmp_path / "a.mp4").fields
 
 
+@pytest.mark.slow_suite
 def test_files_of_several_rates(tmp_path):
     write_sound(tmp_path / "a.mp4", **AAC)
     write_sound(tmp_path / "b.mp4", rate=48_000, **AAC)

@@ -104,6 +104,7 @@ def test_a_child_that_ends_while_it_decodes(long_video, number):
     assert not children()
 
 
+@pytest.mark.slow_suite
 def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 20), decode_in="process")
     source.read([3])
@@ -186,6 +187,7 @@ def test_errors_are_those_of_this_process(tmp_path):
         len(dataload.open(sound, decode_in="process"))
 
 
+@pytest.mark.slow_suite
 def test_an_interrupt_leaves_no_process(long_video):
     source = dataload.open(long_video, decode_in="process")
     source.read([0])
@@ -208,6 +210,7 @@ def test_an_interrupt_leaves_no_process(long_video):
     assert not children()
 
 
+@pytest.mark.slow_suite
 def test_a_fork_has_children_of_its_own(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 20), decode_in="process")
     expected = source[5]["frame"]

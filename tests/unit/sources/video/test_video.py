@@ -419,6 +419,7 @@ def test_tables_are_kept(tmp_path, monkeypatch):
     assert (dataload.open(path)[7]["frame"] == first["frame"]).all()
 
 
+@pytest.mark.slow_suite
 def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatch):
     paths = [tmp_path / f"{number:02}.mp4" for number in range(64)]
     for number, path in enumerate(paths):

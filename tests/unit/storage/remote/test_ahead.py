@@ -96,6 +96,7 @@ def test_a_shard_is_not_evicted_before_its_last_step(stored, tmp_path):
     assert figures.shards_again == 0
 
 
+@pytest.mark.slow_suite
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
     size = stored["array_record"][1]

@@ -1,17 +1,15 @@
 """Data in object stores, on SeaweedFS's S3 on this machine: CPU of the client, and ratios to a bare client of the run.
 
 Every client has a process of its own (`benchmarks.remote_clients`), so that the CPU of the server, and that of the
-proxy that limits, delays, counts and fails, is not counted. The proxy is a Python program in this process; where it is
+proxy that limits, delays and counts, is not counted. The proxy is a Python program in this process; where it is
 what limits, a bare client through the same proxy shows it. ``PEER_PYTHON=PATH`` names the Python of an environment with
 peers.
 """
 
 import contextlib
 import os
-import random
 import shutil
 import time
-from collections import Counter
 from pathlib import Path
 from statistics import median
 
@@ -28,8 +26,6 @@ from dataload.types import FieldSpec
 
 SIZE, ROUNDS = 512 << 20, 5
 _LINE = 15e6  # bytes a second of each connection
-_SLOW = 2e6  # so that processes are killed during downloads
-_LONGEST_START = 120  # seconds
 
 
 def line_rate(lab, rounds):
@@ -122,63 +118,17 @@ def _peer_task(lab, name, form, python):
 
 
 def processes(lab, _):
-    """Eight processes that share a cache, and the same while some are killed."""
+    """Eight processes that share a cache."""
     title, data, count = "remote: processes of a node", lab.put(SHARDS, lab.size // SHARDS // 4, RECORD), 8
-    total, rows = len(data["keys"]) * data["nbytes"], []
+    total, task = len(data["keys"]) * data["nbytes"], lab.task("loader", data, connections=2)
     print(f"\n{title}: {count} ranks, one cache, {total / 1e6:.0f} MB")
-    for kills in (0, 4):
-        task = lab.task("loader", data, connections=2)
-        shutil.rmtree(task["cache"], ignore_errors=True)
-        lab.proxy.reset()
-        with lab.faults(rate=_SLOW if kills else None):
-            killed, read = _run_ranks(lab, task, count, kills)
-        assert read >= len(data["keys"]) * data["rows"] * RECORD, "the ranks have not read all records"
-        fetched = lab.fetched(data)
-        if not kills:
-            rows.append(aim(title, "bytes fetched / bytes of the data", fetched / total, most=1.01))
-            continue
-        more = (fetched / total - 1) * len(data["keys"]) / max(1, killed)
-        rows.append(aim(title, f"shards fetched again for each of {killed} kills", max(0.0, more), most=1))
-        rows.append(aim(title, "files that are damaged or left over", _damaged(task["cache"], data), most=0))
-    return rows
-
-
-def _run_ranks(lab, task, count, kills):
-    """Run all ranks, and replace some that are killed; returns how many were still running, and the bytes read."""
-
-    def start(rank):
-        settings = {"shuffle": "shards", "world_size": count, "rank": rank}
-        return lab.start({**task, "loader": settings}, proxied=True)
-
-    ranks, chance, killed = [start(rank) for rank in range(count)], random.Random(1), 0
-    deadline = time.monotonic() + _LONGEST_START
-    while kills and not lab.fetched(task):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no process has fetched anything in {_LONGEST_START} s")
-        time.sleep(0.01)  # a look costs nothing that is counted
-    for _ in range(kills):
-        time.sleep(chance.uniform(0, 3))  # any moment
-        busy = _downloading(task["cache"])
-        rank = next((rank for rank, child in enumerate(ranks) if child.pid in busy), chance.randrange(count))
-        killed += ranks[rank].poll() is None
-        ranks[rank].kill()
-        ranks[rank].communicate()
-        ranks[rank] = start(rank)
-    return killed, sum(lab.finish(child)["nbytes"] for child in ranks)
-
-
-def _downloading(cache):
-    """The processes that hold the exclusive lock of a part in the cache, where the system can tell."""
-    parts, locks = {path.stat().st_ino for path in Path(cache, "shards").glob(".*.part")}, Path("/proc/locks")
-    lines = locks.read_text().splitlines() if locks.exists() else []
-    fields = [line.split() for line in lines if " WRITE " in line]
-    return {int(pid) for *_, pid, file, _, _ in fields if int(file.rpartition(":")[2]) in parts}
-
-
-def _damaged(cache, data):
-    expected = Counter(Path(file).read_bytes() for file in local_files(data))
-    found = Counter(path.read_bytes() for path in Path(cache, "shards").iterdir())
-    return (found - expected).total() + (expected - found).total()
+    shutil.rmtree(task["cache"], ignore_errors=True)
+    lab.proxy.reset()
+    settings = [{"shuffle": "shards", "world_size": count, "rank": rank} for rank in range(count)]
+    ranks = [lab.start({**task, "loader": each}, proxied=True) for each in settings]
+    read = sum(lab.finish(child)["nbytes"] for child in ranks)
+    assert read >= len(data["keys"]) * data["rows"] * RECORD, "the ranks have not read all records"
+    return [aim(title, "bytes fetched / bytes of the data", lab.fetched(data) / total, most=1.01)]
 
 
 def ranges(lab, rounds):
@@ -292,38 +242,6 @@ def opening(lab, rounds):
     return [*rows, aim(title, name, median(first), most=least + 1)]
 
 
-FAULTS = {
-    "20% 503": {"busy": 0.2},
-    "20% cut": {"cut": 0.2},
-    "20% short": {"short": 0.2},
-    "5% stall for 3 s": {"stall": 0.05, "stall_seconds": 3},
-}
-
-
-def faults(lab, rounds):
-    """Runs with faults: equal batches, and their time."""
-    title, data = "remote: faults", lab.put(SHARDS, lab.size // SHARDS // 4, RECORD)
-    modes = {
-        "shards": lab.task("loader", data, loader={"shuffle": "shards"}, check=True, remote={"part_bytes": 1 << 20}),
-        "ranges": lab.task("loader", data, loader={"shuffle": "global"}, check=True, cache=None),
-    }
-    print(f"\n{title}: {SHARDS * data['nbytes'] / 1e6:.0f} MB, {CONNECTIONS} connections, parts of 1 MiB")
-    equal, total = 0, 0
-    for mode, task in modes.items():
-        base = [lab.run(task, proxied=True) for _ in range(min(rounds, 3))]
-        least = median(one["seconds"] for one in base)
-        for name, chosen in FAULTS.items():
-            with lab.faults(**chosen):
-                figures = lab.run(task, proxied=True)
-            met = sum(lab.proxy.counts.faults.values())
-            same = figures["checksum"] == base[0]["checksum"]
-            equal, total = equal + same, total + 1
-            print(
-                f"  {mode}, {name:18} {met:4} faults, {figures['seconds'] / least:5.2f} times the {least:.2f} s without"
-            )
-    return [aim(title, "runs with faults whose batches are those without", equal / total, 1)]
-
-
 CASES = {
     "line": line_rate,
     "cpu": client_cpu,
@@ -331,7 +249,6 @@ CASES = {
     "ranges": ranges,
     "caches": caches,
     "opening": opening,
-    "faults": faults,
 }
 
 

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import list2cmdline
@@ -130,13 +129,11 @@ def _pool(source, size):
 
 
 def _read(made, task):
-    begun, first, nbytes, checksum = time.perf_counter(), None, 0, 0
+    begun, first, nbytes = time.perf_counter(), None, 0
     batches = iter(made)
     for batch in batches:
         first = first or time.perf_counter() - begun
         nbytes += batch[FIELD].nbytes
-        if task.get("check"):
-            checksum = zlib.crc32(np.ascontiguousarray(batch[FIELD]), checksum)
         if task.get("only") == "first":
             break
         if task.get("only") == "download":
@@ -149,7 +146,7 @@ def _read(made, task):
         if not more:
             break
         nbytes += more
-    return {"nbytes": nbytes, "first_seconds": first, "checksum": checksum, "read_seconds": time.perf_counter() - begun}
+    return {"nbytes": nbytes, "first_seconds": first, "read_seconds": time.perf_counter() - begun}
 
 
 def _wait_for(directory, task):

@@ -314,7 +314,6 @@ def measure_mapped(
     transform: Any,
     *,
     on_error: OnError = "raise",
-    max_bad: int | float = 0.01,
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - shows nothing
 ) -> MappedLengths:
@@ -323,7 +322,7 @@ def measure_mapped(
     if (known := recall_mapped(source, transform)) is not None:
         return MappedLengths(known.lengths, 0, kept=True, known=True)
     stages = [*(each.function for each in functions), partial(_measure, functions)]
-    settings = {"transform": stages, "on_error": on_error, "max_bad": max_bad}
+    settings = {"transform": stages, "on_error": on_error}
     if engine is None:
         workers = {"num_workers": usable_cpus(), "executor": "processes"} if usable_cpus() > 1 else {}
         found, bad = _Measuring(source, {**settings, **workers})(part=(1, 1), progress=progress)

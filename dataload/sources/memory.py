@@ -125,7 +125,11 @@ class MemorySource(Source[Any]):
 
     def _record(self, index: int) -> Any:
         if self._columns is not None:
-            return {name: _cell(column, index) for name, column in self._columns.items()}
+            return {
+                # column[index, ...] is an array even if column[index] is a scalar, as in all other sources
+                name: column[index, ...].copy() if isinstance(column, np.ndarray) else _own(column[index])
+                for name, column in self._columns.items()
+            }
         record = self._records[index]
         return {name: _own(value) for name, value in record.items()} if isinstance(record, Mapping) else _own(record)
 
@@ -191,11 +195,6 @@ def _column(name: str, values: Any) -> Any:
         return list(values)
     array: Array = values
     return array.tolist() if array.dtype.kind in "USTO" else array
-
-
-def _cell(column: Any, index: int) -> Any:
-    # column[index, ...] is an array even if column[index] is a scalar, as in all other sources
-    return column[index, ...].copy() if isinstance(column, np.ndarray) else _own(column[index])
 
 
 def _content(value: Any) -> bytes:

@@ -158,7 +158,10 @@ def _load(point: EntryPoint) -> Format:
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
-    lowered, among = _lowered(path), chain(built_in_formats(), added_formats()) if known is None else known
+    lowered, among = (
+        _NUMBER.sub("", path.rstrip("/").lower()),
+        chain(built_in_formats(), added_formats()) if known is None else known,
+    )
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
 
 
@@ -171,10 +174,6 @@ def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | 
     ends = [name[max(0, name.find(".")) :] for name in names]
     found = {end: by_suffix(end, entries) for end in {*ends}}
     return [found[end] for end in ends]
-
-
-def _lowered(path: str) -> str:
-    return _NUMBER.sub("", path.rstrip("/").lower())
 
 
 def by_content(path: str, remote: Remote | None = None) -> Format | None:

@@ -193,7 +193,8 @@ class RowStream:
             try:
                 sample = next(iterator)
             except StopIteration:
-                self._leave()
+                self.close()
+                self._position, self._offset = self._position + 1, 0
                 if samples and ends == "pad":
                     break
                 if ends == "drop":
@@ -252,10 +253,6 @@ class RowStream:
     def state(self) -> Any:
         """Return a copy of the stream's ``state_dict()``, or None if it has no such method."""
         return copy.deepcopy(self._stream.state_dict()) if self._has_state else None
-
-    def _leave(self) -> None:
-        self.close()
-        self._position, self._offset = self._position + 1, 0
 
     def close(self) -> None:
         stream, iterator = self._stream, self._iterator

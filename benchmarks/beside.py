@@ -13,7 +13,7 @@ from statistics import median
 from typing import get_args
 
 from benchmarks.harness import ROOT, aim
-from benchmarks.limits import plan_readers
+from benchmarks.limits import plan_limits
 from benchmarks.peers import PEERS, plan
 from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench import runner as table
@@ -35,8 +35,7 @@ def peers(records=20_480, rounds=5, seconds=0.5):
     data = made_data(get_workload("floats-4k"), records)
     written = {name: write(data, name, ROOT) for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record")}
     choices = Choices(orders=("global",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
-    names = [name for name, peer in PEERS.items() if "generator" not in peer.readings]
-    planned = _plan(names, interpreters(), data, written, choices, ROOT)
+    planned = _plan(PEERS, interpreters(), data, written, choices, ROOT)
     return _rows(measure_tasks(TITLE, *planned, rounds, interpreters(), wide=True), AIMS, TITLE)
 
 
@@ -126,7 +125,7 @@ def beside(peers, pythons, shards=1):
 def _plan(names, pythons, data, written, choices, cache, shards=1):
     """Plan limits, loaders and peers; return the tasks, and the measurements that are impossible."""
     tasks, missing = plan.plan_peers(names, data, written, choices, cache, interpreters=pythons, shards=shards)
-    own = plan_readers(data, written, choices)
+    own = [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
     if shards > 1:  # the packages' own loops read one file
         own = [task for task in own if not task.reading.endswith(("lmdb_get", "array_record_read"))]
     return [*own, *tasks], missing

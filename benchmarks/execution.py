@@ -7,15 +7,15 @@ import statistics
 import time
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
 import dataload
-from benchmarks import limits
 from benchmarks.harness import Case, run_cases, seconds_of, show, through
-from benchmarks.peers import torch_loader
 from benchmarks.workloads import busy_numbers
-from dataload.bench.task import Task
+from dataload._util.indexing import even_split
+from dataload.streams import MultiStreamLoader
 
 LARGE = 4 << 20  # float32 values of a batch of 16 MB
 ROWS = 16
@@ -74,28 +74,43 @@ def scaling(count=40_000):
         return run_cases("A transform of pure Python", cases, same=None, seconds=1.5)
 
 
-def iterators():
+def iterators(count=50_000):
     """Batches of 16 rows, each from its own generator that holds the GIL for about a millisecond an item."""
-    readers = [
-        (f"MultiStreamLoader, {n} {executor}" if n else "MultiStreamLoader, consumer's thread", n, executor)
-        for executor, n in (("processes", 1), ("processes", 2), ("threads", 2), ("threads", 0))
-    ]
-    if importlib.util.find_spec("torch") is None:
-        print("torch is not installed: no peer (pip install torch)")
-    else:
-        readers += [(f"one torch DataLoader for each of {n} groups", n, None) for n in (1, 2)]
+    numbers = partial(busy_numbers, count=count, work=8_000)
+    settings = {"batch_size": ROWS, "mode": "split", "shuffle": False}
     cases = []
     with ExitStack() as opened:
-        for name, workers, executor in readers:
-            options = {"open": {"records": ROWS * 50_000, "work": 8_000}, "executor": executor}
-            settings = {"kind": "dataload", "reading": "", "path": "", "format": "generator", "order": "sequential"}
-            task = Task(workload="streams", name=name, workers=workers, batch_size=ROWS, options=options, **settings)
-            reading = limits.multistream(task) if executor else torch_loader.groups(task)
-            opened.callback(reading.close)
-            floor = 1.8 if (executor, workers) == ("processes", 2) else None
-            cases.append(Case(name, partial(reading.batches, 0), floor))
+        for name, workers in (("1 process", 1), ("2 processes", 2), ("2 threads", 2), ("consumer's thread", 0)):
+            executor, floor = "processes" if "process" in name else "threads", 1.8 if name == "2 processes" else None
+            made = MultiStreamLoader(numbers, range(ROWS), num_workers=workers, executor=executor, **settings)
+            cases.append(Case(f"MultiStreamLoader, {name}", partial(iter, opened.enter_context(made)), floor))
+        if importlib.util.find_spec("torch") is None:
+            print("torch is not installed: no peer (pip install torch)")
+        else:
+            named = [(f"one torch DataLoader for each of {groups} groups", groups) for groups in (1, 2)]
+            cases += [Case(name, partial(_joined, _loaders_of_groups(numbers, groups))) for name, groups in named]
         title = "Generators of pure Python, one for each row"
-        return run_cases(title, cases, same=None, rows=lambda _: ROWS, seconds=1.5)
+        return run_cases(title, cases, rows=lambda _: ROWS, seconds=1.5)
+
+
+def _loaders_of_groups(numbers, groups):
+    """A torch DataLoader, with a worker, for each group of rows that follow iterators."""
+    # https://medium.com/speechmatics/how-to-build-a-streaming-dataloader-with-pytorch-a66dd891d9dd
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Group(IterableDataset):
+        def __init__(self, start, stop):
+            self._rows = range(start, stop)
+
+        def __iter__(self):
+            return zip(*map(numbers, self._rows), strict=True)
+
+    several = {"batch_size": None, "num_workers": 1, "persistent_workers": True}
+    return [DataLoader(Group(*span), **several) for span in even_split(ROWS, groups)]
+
+
+def _joined(loaders):
+    return (np.fromiter(chain.from_iterable(parts), np.int64) for parts in zip(*loaders, strict=True))
 
 
 def light(sample):

@@ -1,22 +1,20 @@
 """The limits of the machine, bare loops over records, and the readings of this library that only made data need."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.workloads import WORKLOADS, busy_numbers
+from benchmarks.workloads import WORKLOADS
 from dataload._util.lazy import load_optional
-from dataload.bench.data import Choices, Data, Written, loader, open_data, plan_loaders
+from dataload.bench.data import Choices, Data, Written, loader, open_data
 from dataload.bench.task import Reading, Task
 from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
-from dataload.streams import MultiStreamLoader
 from dataload.types import Array, Int64Array
 
 _AHEAD = 4
@@ -25,13 +23,6 @@ _READER_BUFFER = 4096
 
 
 # The plan
-
-
-def plan_readers(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """Plan the limits and this library's loader; generators have one order, and worker processes."""
-    if "generator" in written:
-        choices = replace(choices, orders=("sequential",), executor="processes")
-    return [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
 
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
@@ -44,8 +35,6 @@ def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) ->
         ("lmdb", "lmdb txn.get, nothing copied", "lmdb_get", 0),
         ("array_record", "array_record read", "array_record_read", 0),
     ]
-    if "generator" in written:
-        limits = [("generator", "bare generators, 1 process", "bare_generators", 0)]
     return [
         choices.task(
             data,
@@ -190,53 +179,3 @@ def in_threads(held: ExitStack, threads: int, work: Callable[[Any], Any]) -> Cal
             ahead.extend(pool.submit(work, item) for item in islice(items, 1))
 
     return run
-
-
-# Rows that follow generators of pure Python, which hold the GIL. In an epoch each row follows one to its end.
-
-
-def multistream(task: Task) -> Reading:
-    """Open `dataload.streams.MultiStreamLoader` with worker processes."""
-    executor = task.options.get("executor", "processes")
-    loader = MultiStreamLoader(
-        partial(busy_numbers, count=_steps(task), work=_work(task)),
-        range(task.batch_size),
-        batch_size=task.batch_size,
-        mode="split",
-        shuffle=False,
-        num_workers=task.workers,
-        executor=executor,
-    )
-    held = ExitStack()
-    held.callback(loader.close)
-    settings = {"executor": executor, "num_workers": loader.num_workers, "prefetch": 2}
-    # The loader also tells which stream each row follows; others do not.
-    return Reading(settings, lambda _: iter(loader), lambda batch: {"data": batch["data"]}, held)
-
-
-def bare_generators(task: Task) -> Reading:
-    """Run all generators in turn in one process: the cost of the items themselves."""
-
-    def batches(_: int) -> Iterator[Any]:
-        return stack_rows(zip(*generators(task, range(task.batch_size)), strict=True))
-
-    return Reading({"processes": 1}, batches)
-
-
-def generators(task: Task, rows: range) -> list[Iterator[int]]:
-    """Return the generators that some rows of the task follow."""
-    return [busy_numbers(row, _steps(task), _work(task)) for row in rows]
-
-
-def stack_rows(steps: Iterable[Iterable[int]]) -> Iterator[Mapping[str, Any]]:
-    """Yield a batch for each step's items: ``"data"``, (rows,) int64."""
-    return ({"data": np.fromiter(items, np.int64)} for items in steps)
-
-
-def _steps(task: Task) -> int:
-    """Return the items of each row in an epoch: all records, rounded up to whole batches."""
-    return -(-int(task.options["open"]["records"]) // task.batch_size)
-
-
-def _work(task: Task) -> int:
-    return task.options["open"].get("work", 1_000)

@@ -12,7 +12,6 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
 from dataload.bench.data import Data, Written, writable_formats, write
-from dataload.bench.runner import FileFacts
 from dataload.convert import convert
 from dataload.convert.create import create
 from dataload.errors import ConfigError, closest
@@ -120,10 +119,6 @@ def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
         yield value
 
 
-def _first_numbers() -> Records:
-    return [{"data": number} for number in busy_numbers(0, 100)]
-
-
 _ALL = (
     Workload("floats-4k", 100_000, 256, partial(floats, 1024)),
     Workload("floats-64", 1_000_000, 1024, partial(floats, 16)),
@@ -131,7 +126,6 @@ _ALL = (
     Workload("jpeg", 2_000, 32, _photos, None, ("jpg",), 2, "decoding_loader"),  # 500 x 375
     Workload("pictures", 2_000, 32, _pictures),
     Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
-    Workload("streams", 16_000, 16, _first_numbers, ("generator",), reading="multistream"),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 
@@ -154,13 +148,7 @@ def made_data(workload: Workload, records: int | None = None) -> Data:
 
 
 def write_made(data: Data, format_name: str, cache: Path, shards: int = 1) -> Written:
-    """Write made data in a format, unless they are in the cache; generators have no file.
-
-    With several `shards`, the path is a pattern.
-    """
-    if format_name == "generator":
-        count = len(data.records)
-        return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
+    """Write made data in a format, unless they are in the cache; with several `shards`, the path is a pattern."""
     if shards == 1:
         return write(data, format_name, cache)
     one = write(replace(data, content=data.content.removesuffix(f"-{shards}")), format_name, cache)

@@ -75,7 +75,6 @@ _ALL = (
     _torch("", torch_loader.RECORDS),
     _torch(", memmap", {"npy": torch_loader.memmap}, **_MEMMAP),
     _torch(", memmap in bulk", {"npy": torch_loader.memmap_bulk}, **_MEMMAP),
-    _torch(" per group of rows", {"generator": torch_loader.groups}, orders=("sequential",)),
     Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": readers.grain}, grid=_GRAIN_GRID),
     _own(
         "WebDataset",
@@ -106,8 +105,6 @@ _ALL = (
 
 _ADVICE = {
     "torch DataLoader": "https://docs.pytorch.org/docs/stable/data.html",
-    "torch DataLoader per group of rows": "https://medium.com/speechmatics/"
-    "how-to-build-a-streaming-dataloader-with-pytorch-a66dd891d9dd",
     "Grain": "https://google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html",
     "WebDataset": "https://github.com/tmbdev/wds-distributed",
     "MosaicML Streaming": "https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html",
@@ -141,8 +138,7 @@ def open_peer(task: Task) -> Reading:
         raise ConfigError(
             f"{task.name} has the orders {', '.join(peer.orders)}, not {task.order!r}", key="order", value=task.order
         )
-    field = None if task.format == "generator" else Field.from_options(task.options)
-    reading = peer.readings[task.format](task, field)
+    reading = peer.readings[task.format](task, Field.from_options(task.options))
     advice = _ADVICE.get(task.name) or _ADVICE[task.name.partition(",")[0]]
     reading.settings = {**versions(*peer.packages), **reading.settings, "set up by": advice}
     return reading

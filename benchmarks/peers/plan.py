@@ -85,15 +85,6 @@ class _Plan:
         absent = why_missing(peer, self.python)
         if absent is not None:
             raise ConfigError(absent, key="peers", value=peer.name)
-        if "generator" in peer.readings and "generator" not in self.written:
-            raise ConfigError("reads generators, not records: it is for --made streams", key="peers")
-        if "generator" in self.written:
-            if "generator" not in peer.readings:
-                raise ConfigError("reads records, not generators", key="peers", value=peer.name)
-            options = {"open": self.written["generator"].options}
-            for workers in choices.workers:  # generators have no file and one order
-                yield replace(self.row, order="sequential", workers=workers, options=options)
-            return
         field = replace(Field.of_record(self.data.records[0], decodes=bool(self.data.decodes)), shards=self.shards)
         if field.kind not in peer.kinds:
             raise ConfigError(f"reads fields of {', '.join(peer.kinds)}, not of {field.kind}", key="peers")

@@ -12,18 +12,15 @@ Each worker opens the files when it reads its first record.
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from benchmarks.limits import generators, stack_rows
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
 from dataload._util.caches import PerProcess
-from dataload._util.indexing import even_split
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source
 from dataload.types import Int64Array
@@ -215,26 +212,3 @@ def torch_reading(
     loader = data.DataLoader(dataset, **batching, **several)
     settings = {**several, "prefetch_factor": loader.prefetch_factor, "bulk": bulk}
     return Reading(settings, lambda _: iter(loader), tensor_columns, held)
-
-
-def groups(task: Task, _: None = None) -> Reading:
-    """Run one torch DataLoader for each group of rows that follow iterators: as many groups as workers."""
-    data = load("torch.utils.data", "torch")
-    several: dict[str, Any] = {"num_workers": min(1, task.workers), "persistent_workers": task.workers > 0}
-
-    class Group(data.IterableDataset):
-        """One item of each of its rows at a time."""
-
-        def __init__(self, start: int, stop: int) -> None:
-            self._rows = range(start, stop)
-
-        def __iter__(self) -> Iterator[tuple[int, ...]]:
-            return zip(*generators(task, self._rows), strict=True)
-
-    spans = even_split(task.batch_size, max(1, min(task.workers, task.batch_size)))
-    loaders = [data.DataLoader(Group(*span), batch_size=None, **several) for span in spans]
-
-    def batches(_: int) -> Iterator[Any]:
-        return stack_rows(chain.from_iterable(parts) for parts in zip(*loaders, strict=True))
-
-    return Reading({**several, "loaders": len(loaders), "prefetch_factor": loaders[0].prefetch_factor}, batches)

@@ -22,7 +22,6 @@ READINGS = [
     for peer in PEERS.values()
     if find_spec(peer.imports[0].partition(".")[0]) and why_missing(peer) is None
     for form in peer.readings
-    if form != "generator"  # has no records, see test_stream_readings.py
 ]
 
 

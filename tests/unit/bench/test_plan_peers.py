@@ -15,7 +15,7 @@ from benchmarks.peers.plan import plan_peers
 from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench.data import Choices
 
-TORCH, MEMMAP, GROUPS = "torch DataLoader", "torch DataLoader, memmap", "torch DataLoader per group of rows"
+TORCH, MEMMAP = "torch DataLoader", "torch DataLoader, memmap"
 
 
 @pytest.fixture
@@ -84,7 +84,6 @@ def test_several_files(plan, data, tmp_path):
         (MEMMAP, "blobs", "tar", "reads fields of array, not of bytes"),
         (MEMMAP, "floats-64", "lmdb", "its own format is written from a tar archive: add tar to --formats"),
         (MEMMAP, "tokens", "tokens", "its own format is written from a tar archive: tokens cannot be written as one"),
-        (GROUPS, "floats-64", "tar", "reads generators, not records: it is for --made streams"),
     ],
 )
 def test_what_a_peer_cannot_read(plan, peer, workload, form, why):

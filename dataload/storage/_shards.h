@@ -107,10 +107,17 @@ static void set_map(PyObject *object, int64_t shard, Map *map) {
     UNLOCK()
 }
 
+/* An empty map in which what a read needs is one line of the cache; NULL with errno. */
+static Map *make_map(size_t path) {
+    size_t size = (sizeof(Map) + path + LINE - 1) / LINE * LINE;
+    Map *map = aligned_alloc(LINE, size);
+    return map ? memset(map, 0, size) : NULL;
+}
+
 /* Map a file; NULL with errno. */
 static Map *map_file(int64_t shard, int descriptor, const char *path, int64_t size, const struct stat *found) {
     size_t length = strlen(path) + 1;
-    Map *map = calloc(1, sizeof *map + length);
+    Map *map = make_map(length);
     if (!map) return NULL;
     void *data = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0) : "";
     if (data == MAP_FAILED) {
@@ -210,7 +217,7 @@ static PyObject *maps_open(PyObject *object, PyObject *const *args, Py_ssize_t c
 static PyObject *maps_put_memory(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (wrong("put_memory", 2, count)) return NULL;
     int64_t shard = parse_shard(args[0], ((Maps *)object)->shards);
-    Map *map = shard < 0 ? NULL : calloc(1, sizeof *map + 1);
+    Map *map = shard < 0 ? NULL : make_map(1);
     if (!map) return shard < 0 ? NULL : PyErr_NoMemory();
     if (PyObject_GetBuffer(args[1], &map->view, PyBUF_SIMPLE)) {
         free(map);
@@ -240,6 +247,7 @@ typedef struct {
     const Span **of;  /* the map of each row, in use; or NULL */
     Py_ssize_t count;
     int64_t total;
+    int is_due; /* whether a look at one of the files is */
 } Rows;
 
 static void free_rows(Rows *rows) {
@@ -257,11 +265,13 @@ static void prefetch_block(void *const *pointers, Py_ssize_t shards, const int64
     for (Py_ssize_t row = 0; row < count; row++)
         if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers + SHARD(places[row]));
     for (Py_ssize_t row = 0; row < count; row++)
-        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers[SHARD(places[row])]);
+        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers[SHARD(places[row])], 1);
 }
 
 /* Find the map of each row. Returns 0, or -1 with an exception. Called with the lock. */
 static int find_maps(Rows *rows, int64_t length) {
+    int64_t time = now();
+    rows->is_due = rows->maps->shards <= FEW_SHARDS;
     for (Py_ssize_t row = 0; row < rows->count; row++) {
         if (row % BLOCK == 0)
             prefetch_block((void *const *)rows->maps->maps, rows->maps->shards, rows->places + row,
@@ -286,6 +296,7 @@ static int find_maps(Rows *rows, int64_t length) {
             return -1;
         }
         rows->total += own;
+        rows->is_due |= time - atomic_load_explicit(&map->looked, memory_order_relaxed) >= SECOND;
         map->users++;
         rows->of[row] = &map->span;
         rows->places[row] = (int64_t)((uintptr_t)map->span.start + at);
@@ -369,7 +380,7 @@ static int run_on_maps(PyObject *maps, void (*run)(const void *), const void *jo
     Py_BEGIN_ALLOW_THREADS
     fault = run_guarded(run, job, rows->of, rows->count, &row);
     if (fault < 0) {
-        row = look_at(rows, all);
+        row = rows->is_due || all ? look_at(rows, all) : -1;
         fault = row < 0 ? -1 : 0;
     }
     Py_END_ALLOW_THREADS

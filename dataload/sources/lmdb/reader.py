@@ -176,7 +176,8 @@ class SharedSnapshots:
         """Raise after reading records, given by places, unless all meta pages are as they were."""
         yield self._file
         shards = indices >> PLACE_BITS
-        if (self._file.gather(self._places[shards], self._metas.shape[1]) != self._metas[shards]).any():
+        found = self._file.gather(self._places[shards], self._metas.shape[1])
+        if found.tobytes() != self._metas.take(shards, axis=0).tobytes():  # a third of the time of comparing arrays
             raise CorruptFileError("an environment was written to: its own reader knows whether that matters")
 
 

@@ -40,9 +40,9 @@ _WIDEST_SPAN = 4  # numbers per record that are sorted by counting
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Locations of values: offsets, (records,) int64, -1 if missing; lengths in bytes, (records,) uint32 or one."""
+    """Locations of values: offsets, (records,), -1 if missing; lengths in bytes, (records,) uint32 or one."""
 
-    offsets: Int64Array
+    offsets: Array
     lengths: Array | int
 
     @classmethod
@@ -195,7 +195,8 @@ class LMDBShard(EncodedShard):
         self._snapshots: SharedSnapshots | None = None  # of a reader of many environments
         self._file = snapshot.file
         snapshot.sample(values.offsets, values.lengths)
-        self._values = values
+        gaps = int(values.offsets.min(initial=0)) < 0
+        self._values = values if gaps else Values(_narrow(values.offsets), values.lengths)
         self._limit = limit
         self._has_large = int(np.max(values.lengths, initial=0)) > limit
 
@@ -225,7 +226,7 @@ class LMDBShard(EncodedShard):
         return self._snapshot.reading() if self._snapshots is None else self._snapshots.reading(indices)
 
     def _offsets(self, indices: Int64Array) -> Int64Array:
-        return self._values.offsets.take(indices, mode="clip")
+        return self._values.offsets.take(indices, mode="clip").astype(np.int64, copy=False)
 
     def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         table = self._values.lengths

@@ -80,7 +80,9 @@ def build_head(length: int) -> bytes:
 
 def is_tfrecord(head: bytes) -> bool:
     """Return whether bytes begin with a length and its checksum."""
-    return len(head) >= HEAD_BYTES and not _wrong(np.frombuffer(head[:HEAD_BYTES], np.uint8)[None]).any()
+    if len(head) < HEAD_BYTES or any(head[6:8]):  # no record has 2^48 bytes: most other formats need no checksum
+        return False
+    return not _wrong(np.frombuffer(head[:HEAD_BYTES], np.uint8)[None]).any()
 
 
 def _wrong(heads: BytesArray) -> Any:

@@ -1,15 +1,16 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.indexing import expand_braces, missing_parts
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, renewal, run_of_append
@@ -28,15 +29,16 @@ from dataload.sources.registry import (
     format_of_directory,
     format_of_files,
     get_format,
+    is_media_folder,
 )
-from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards
-from dataload.storage import Remote, base_name, is_url, join, list_names, local_path, storage_of
+from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_names, local_path, storage_of
 from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
 from dataload.storage.paths import as_path
 
 _SHOWN_PATTERNS = 10
+_JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 _PATTERN = re.compile(r"[*?[{]")
 
 
@@ -215,7 +217,7 @@ def _expand(
                 return _paths(path, listed), listed
             known = all_formats()  # looked for once, because this reads the metadata of every installed package
             if _is_directory_of_shards(path, entry, remote, known):
-                if entry is None and is_media_folder(path, options, partial(by_suffixes, known=known), remote):
+                if entry is None and is_media_folder(path, options, known, remote):
                     return [path], None
                 return _shards_of_directory(path, entry, remote, known), None
         return [path], None
@@ -224,11 +226,29 @@ def _expand(
     if path.startswith("http") and entry is not None and entry.is_data_set(path, remote):
         return [path], None  # web servers do not list files
     try:
-        return expand_pattern(path, remote), None
+        return _expand_pattern(path, remote), None
     except SourceNotFoundError:
         if entry is None and _is_selection(path, added_formats(), remote):
             return [path], None
         raise
+
+
+def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
+    """Return the files that a pattern names, those that match it in order of name."""
+    storage, far = storage_of(path, remote), is_url(path)
+    names: list[str] = []
+    for name in expand_braces(path):
+        if has_wildcards(name) and (far or not storage.exists(name)):
+            matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
+            if not matches:
+                raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
+            names += matches
+        elif far and name != path:
+            names.append(name)  # found to be missing when it is opened, among others at the same time
+        else:
+            storage.identity(name)  # raises if there is nothing
+            names.append(name)
+    return names
 
 
 def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetFacts | None:
@@ -324,6 +344,21 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
+
+
+def check_complete(directory: str, names: Sequence[str], remote: Remote | None) -> None:
+    """Raise an error if shards of a directory without a manifest are missing, for example after a killed conversion."""
+    remedy = "finish the conversion or the copy that makes the others; to open those that exist, name them by a pattern"
+    if missing := missing_parts(names):
+        name, count = missing
+        raise SourceNotFoundError(f"the directory {directory} has no {name}{and_more(count)}: {remedy}", path=directory)
+    storage = storage_of(directory, remote)
+    for path in storage.glob(join(directory, _JOURNALS)) if is_url(directory) else ():
+        with suppress(ValueError, KeyError, TypeError):  # is not one
+            journal = json.loads(storage.read(path))
+            if len(journal["finished"]) < len(journal["shards"]):
+                message = f"the directory {directory} has the shards of an unfinished conversion ({base_name(path)})"
+                raise SourceNotFoundError(f"{message}: {remedy}", path=directory)
 
 
 def _holds_data(path: str, remote: Remote | None, known: Sequence[Format]) -> bool:

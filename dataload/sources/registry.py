@@ -12,7 +12,7 @@ named, or when a file is not in any built-in format.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from dataload._util.lazy import entry_points_of
 from dataload._util.settings import check_setting
-from dataload.errors import ConfigError, MissingDependencyError, UnsupportedFormatError, closest
+from dataload.errors import ConfigError, MissingDependencyError, SourceError, UnsupportedFormatError, closest
 from dataload.sources.array_record import ARRAY_RECORD, TFDS
 from dataload.sources.arrow import ARROW, CSV, HUGGING_FACE, PARQUET
-from dataload.sources.folder import FOLDER
+from dataload.sources.folder import FOLDER, is_medium, is_metadata
 from dataload.sources.format import ADVICE, HEAD_BYTES, Format, describe_head
 from dataload.sources.jsonl import JSONL
 from dataload.sources.lerobot import LEROBOT
@@ -37,7 +37,7 @@ from dataload.sources.text import TEXT, has_only_texts
 from dataload.sources.tfrecord import TFRECORD
 from dataload.sources.tokens import TOKENS
 from dataload.sources.video import VIDEO
-from dataload.storage import Remote, is_url, join, storage_of
+from dataload.storage import Remote, is_url, join, list_folder, storage_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -158,10 +158,8 @@ def _load(point: EntryPoint) -> Format:
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
-    lowered, among = (
-        _NUMBER.sub("", path.rstrip("/").lower()),
-        chain(built_in_formats(), added_formats()) if known is None else known,
-    )
+    lowered = _NUMBER.sub("", path.rstrip("/").lower())
+    among = chain(built_in_formats(), added_formats()) if known is None else known
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
 
 
@@ -199,6 +197,39 @@ def variants_of(entry: Format) -> list[Format]:
 def format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
     """Return the format of a directory that is a single data set, or None."""
     return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
+
+
+_SHOWN = 3
+
+
+def is_media_folder(directory: str, options: Collection[str], known: Sequence[Format], remote: Remote | None) -> bool:
+    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so."""
+    names: list[str] = []
+    if is_url(directory):
+        names = storage_of(directory, remote).list(directory)
+    else:
+        with suppress(SourceError):  # raised again by whatever reads there
+            list_folder(directory, names.append)
+    names.sort()
+    media = [*filter(is_medium, names)]
+    others = sorted({*names}.difference(media))
+    shards = [name for name, of in zip(others, by_suffixes(others, known), strict=True) if of and not is_metadata(name)]
+    if not media or not shards or {"labels", "pattern", "split"} & {*options}:  # options of folders
+        return bool(media) and not is_url(directory)
+    table = next((name for name in shards if name.endswith(".csv")), None)
+    join_it = "" if table is None else f"labels={join(directory, table)!r} to join its rows to them, "
+    pattern = join(directory, re.sub(r"[^/.]+(\.[^/]*)$", r"*\1", shards[0]))
+    raise ConfigError(
+        f"{directory} has both images or audio ({_some(media)}) and files of other formats ({_some(shards)}): say what "
+        f"you mean: format='folder' for the images alone, {join_it}or a pattern such as {pattern!r} for the files",
+        key="paths",
+        value=directory,
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"{len(names):,}: {', '.join(names[:_SHOWN])}{more}"
 
 
 def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:

@@ -9,10 +9,9 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
-from dataload.sources.discover import find_destination, find_shards
+from dataload.sources.discover import check_complete, find_destination, find_shards
 from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, get_format
-from dataload.sources.shard_files import check_complete
 from dataload.storage import Remote, storage_of
 
 TESTS = Path(__file__).parents[2]

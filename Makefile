@@ -256,13 +256,13 @@ BESIDE := $(if $(NAMES),$(filter-out $(ALONE),$(NAMES)),all)
 bench: $(INSTALLED) $(CORE) $(if $(BESIDE),$(addsuffix /.installed,$(PEERS) $(DALI) $(STREAMING) $(TRL) $(LEROBOT) $(BLENDS)))
 	$(if $(BESIDE),$(PEER_PYTHONS)) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
-# The tables of README.md and docs/performance.md, from one run of under 15 minutes.
+# The tables of README.md and docs/performance.md, from one run.
 TABLE := benchmarks/results/readme.json
 readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed
-	$(BIN)/python -m benchmarks --made floats-4k --records 50000 --formats syrah,torchrecord,lmdb,tar,array_record \
-		--shards 1,1000 --search 0.2 --repeats 3 --seconds 1 --peers all --peer-python $(PEERS)/bin/python \
-		--peer-python 'DALI on CPU=$(DALI)/bin/python' --peer-python 'MosaicML Streaming=$(STREAMING)/bin/python' \
-		--json $(TABLE)
+	$(BIN)/python -m benchmarks --made floats-4k --records 50000 --shards 1,1000 \
+		--formats syrah,torchrecord,lmdb,tar,array_record,arrow,tfrecord,parquet --search 0.2 --repeats 3 --seconds 1 \
+		--peers all --peer-python $(PEERS)/bin/python --peer-python 'DALI on CPU=$(DALI)/bin/python' \
+		--peer-python 'MosaicML Streaming=$(STREAMING)/bin/python' --json $(TABLE)
 	$(BIN)/python -m benchmarks.readme_table $(TABLE)
 
 # The tests of the core with every access, overflow and leak of the C code checked. It builds the sanitized core in the

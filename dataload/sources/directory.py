@@ -89,7 +89,7 @@ class ShardDirectory:
         self.files: ShardMaps = ShardMaps(shards)
         self._shards = shards
         self._ends = self._places = np.empty(0, np.int64)
-        self._length: int | None = None  # of all shards but the last, if it is the same
+        self._length: int | None = None  # of all shards, if it is the same; the last may be shorter
         # What shards have in common, the reader of such shards, and whether it reads their maps.
         self._readers: list[tuple[Any, Any, bool]] = []
         self._reader_of = np.full(shards, _UNUSED, np.int8)
@@ -103,7 +103,8 @@ class ShardDirectory:
         length = int(ends[0])
         self._ends = ends
         self._places = (np.arange(self._shards) << PLACE_BITS) - starts  # to be added to an index
-        self._length = length if length and bool((starts == np.arange(self._shards) * length).all()) else None
+        edges = np.arange(self._shards + 1) * length
+        self._length = length if length and int(ends[-1]) <= edges[-1] and bool((starts == edges[:-1]).all()) else None
 
     def numbers(self, scale: int = 1, *, is_place: bool = False) -> Any:
         """Return an empty table, which takes the place of an array in a reader of many shards."""
@@ -126,7 +127,7 @@ class ShardDirectory:
         """
         shards = self._shards_of(indices)
         if self._alike == self._shards and (not self._readers[0][2] or self.files.has_all(self._shards)):
-            yield None, self._readers[0][1], indices + self._places[shards]
+            yield None, self._readers[0][1], self._places_of(indices, shards)
             return
         numbers = self._reader_of[shards]
         if int(numbers.min()) == _UNUSED:
@@ -136,7 +137,7 @@ class ShardDirectory:
                 if self._reader_of[shard] == _UNUSED:
                     self.add(shard, reader(shard))
             numbers = self._reader_of[shards]
-        places = indices + self._places[shards]
+        places = self._places_of(indices, shards)
         least, most = int(numbers.min()), int(numbers.max())
         if least == most >= 0:
             if not self._readers[most][2] or self.files.use(shards):
@@ -150,7 +151,10 @@ class ShardDirectory:
     def _shards_of(self, indices: Int64Array) -> Int64Array:
         if self._length is None:
             return np.searchsorted(self._ends, indices, side="right")
-        return np.minimum(indices // self._length, self._shards - 1)
+        return indices // self._length
+
+    def _places_of(self, indices: Int64Array, shards: Int64Array) -> Int64Array:
+        return indices + (self._places[shards] if self._length is None else shards * ((1 << PLACE_BITS) - self._length))
 
     def add(self, shard: int, reader: Any) -> None:
         """Add a shard to the reader of those like it, and close its file; or note that it is read alone."""

@@ -1,4 +1,4 @@
-"""Source of plain LMDB environments, and tables of values by index: 12 bytes per record, 4 more for keys out of order.
+"""Source of plain LMDB environments, and tables of values by index: 8 to 16 bytes per record.
 
 Keys that are decimal numbers are ordered numerically, as their writer intended; LMDB orders them as text, with "10"
 before "2" unless they are padded. All other keys are in LMDB's order.

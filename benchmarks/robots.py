@@ -98,9 +98,9 @@ def ours(source, order):
 
     def as_floats(batch):
         tensors = to_tensors(batch)
-        return {**tensors, CAMERA: tensors[CAMERA].float() / 255}
+        return {**tensors, CAMERA: tensors[CAMERA] / 255}
 
-    settings = {"batch_size": BATCH, "num_workers": 2, "batch_transform": as_floats, "epochs": 2}
+    settings = {"batch_size": BATCH, "num_workers": 2, "batch_transform": as_floats, "epochs": 1}
     begun = time.perf_counter()
     with dataload.Loader(source, sampler=order, **settings) as loader:
         return sum(len(batch["index"]) for batch in loader) / (time.perf_counter() - begun)
@@ -115,7 +115,7 @@ def robots():
         root = made(gop)
         with dataload.open(root, delta_timestamps=DELTAS, layout="chw") as source:
             order = PoolShuffle(ShardSequential(source.groups, 0), POOL, 0)
-            indices = order.indices(np.arange(count + (2 * WORKERS[-1] + 1) * BATCH), epoch=0).tolist()
+            indices = order.indices(np.arange(count + (4 * WORKERS[-1] + 1) * BATCH), epoch=0).tolist()
             best = {}
             found = []
             for round_ in range(ROUNDS):

@@ -5,13 +5,15 @@ before the stand-in.
 """
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from unittest.mock import MagicMock
 
 
 def items(root, order, deltas, workers, batch_size):
-    """Seconds for the items in this order, by torch's DataLoader, after the batches that its workers made at first."""
+    """Seconds and CPU time for the items in this order, by torch's DataLoader, after its workers' first batches."""
     import datasets  # noqa: F401
     import torch
 
@@ -25,9 +27,18 @@ def items(root, order, deltas, workers, batch_size):
     batches = iter(loader)
     for _ in range(2 * workers + 1):
         next(batches)
-    begun = time.perf_counter()
-    rows = sum(len(batch["index"]) for batch in batches)
-    return {"seconds": time.perf_counter() - begun, "rows": rows}
+    pids = [os.getpid(), *(worker.pid for worker in getattr(batches, "_workers", ()))]
+    spent, begun = cpu_seconds(pids), time.perf_counter()
+    rows = 0
+    while rows < len(order) - (4 * workers + 1) * batch_size:  # at the end as many are in work as at the start
+        rows += len(next(batches)["index"])
+    return {"seconds": time.perf_counter() - begun, "cpu": cpu_seconds(pids) - spent, "rows": rows}
+
+
+def cpu_seconds(pids):
+    """CPU seconds of processes that run."""
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def frames(path, order):

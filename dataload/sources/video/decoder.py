@@ -123,8 +123,10 @@ class Decoder:
     def _decoded(self, group: int, *, goes_on: bool = False) -> Generator[Any]:
         """Yield the frames of a group, and if it `goes_on` all others behind, in the order in which they are shown."""
         table, context, self._is_open = self._table, self._stream.codec_context, False
-        key, left = int(table.key_times[group]), int(table.group_lengths[group])
-        end = int(table.key_times[group + 1]) if group + 1 < len(table.starts) else None
+        is_last = group + 1 == len(table.starts)
+        key, left = int(table.key_times[group]), len(table.times) if is_last else int(table.starts[group + 1])
+        left -= int(table.starts[group])
+        end = None if is_last else int(table.key_times[group + 1])
         for packet in self._packets(group):
             if left <= 0 and packet.is_keyframe and not goes_on:
                 # The decoder has all of the group, and would wait for more packets before it gives the last frames.

@@ -182,7 +182,7 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
 
 def quarter_turns(frame: Any, path: str) -> int:
     """Return by how many quarter turns, counterclockwise, a frame has to be turned to be shown."""
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    matrix = frame.side_data.get("DISPLAYMATRIX") if len(frame.side_data) else None
     if matrix is None:
         return 0
     (a, b, _), (c, d, _), _ = np.frombuffer(matrix, np.int32).reshape(3, 3).tolist()

@@ -31,7 +31,8 @@ from dataload.storage.paths import leads_elsewhere
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, Record, StepsAhead
 
 _MOST_BYTES = 1 << 24
-_PLACE = re.compile(r"\{(chunk_index|file_index|video_key)(?::0(\d)d)?\}")
+_INDICES = ("chunk_index", "file_index")
+_PLACE = re.compile(r"\{(chunk_index|file_index|video_key)(?::(0\dd))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ def read_data_set(directory: str, remote: Remote | None) -> DataSet:
         if not 0 < fps < 1e6:
             raise ValueError(f"fps is {fps}")
         cameras = [name for name, kind in kinds.items() if kind == "video"]
-        episodes = _read_episodes(directory, info, _columns(cameras), remote)
+        columns = ["episode_index", "length", "dataset_to_index", *(f"videos/{each}/from_timestamp" for each in cameras)]
+        columns += [f"{of}/{name}" for of in ("data", *(f"videos/{each}" for each in cameras)) for name in _INDICES]
+        episodes = _read_episodes(directory, info, columns, remote)
         order = np.argsort(episodes["episode_index"], kind="stable")
         episodes = {name: np.asarray(column)[order] for name, column in episodes.items()}
         ends = np.cumsum(episodes["length"], dtype=np.int64)
@@ -99,15 +102,6 @@ def read_data_set(directory: str, remote: Remote | None) -> DataSet:
 def read_json(path: str, remote: Remote | None) -> Any:
     """Return what a file of metadata holds."""
     return json.loads(read_limited(storage_of(path, remote), path, _MOST_BYTES, "the description of a data set"))
-
-
-def _columns(cameras: Sequence[str]) -> list[str]:
-    places = [f"{of}/{name}" for of in ("data", *(f"videos/{each}" for each in cameras)) for name in _INDICES]
-    times = [f"videos/{each}/from_timestamp" for each in cameras]
-    return ["episode_index", "length", "dataset_to_index", *places, *times]
-
-
-_INDICES = ("chunk_index", "file_index")
 
 
 def _read_episodes(
@@ -140,15 +134,11 @@ def _places(
     files: list[str] = []
     for chunk, file in unique.tolist():
         values = {"chunk_index": chunk, "file_index": file, "video_key": key}
-        name = _PLACE.sub(lambda match, values=values: _filled(values[match[1]], match[2]), template)
+        name = _PLACE.sub(lambda match, values=values: f"{values[match[1]]:{match[2] or ''}}", template)
         if reason := leads_elsewhere(name):
             raise ValueError(reason)
         files.append(join(directory, name))
     return tuple(files), numbers.ravel().astype(np.int64)
-
-
-def _filled(value: int | str, width: str | None) -> str:
-    return f"{value:0{width}d}" if width and isinstance(value, int) else str(value)
 
 
 _FRAME, _TASK, _TASK_INDEX = "frame", "task", "task_index"

@@ -123,10 +123,10 @@ class Decoder:
     def _decoded(self, group: int, *, goes_on: bool = False) -> Generator[Any]:
         """Yield the frames of a group, and if it `goes_on` all others behind, in the order in which they are shown."""
         table, context, self._is_open = self._table, self._stream.codec_context, False
-        is_last = group + 1 == len(table.starts)
-        key, left = int(table.key_times[group]), len(table.times) if is_last else int(table.starts[group + 1])
-        left -= int(table.starts[group])
-        end = None if is_last else int(table.key_times[group + 1])
+        key, end, stop = int(table.key_times[group]), None, len(table.times)
+        if group + 1 < len(table.starts):
+            end, stop = int(table.key_times[group + 1]), int(table.starts[group + 1])
+        left = stop - int(table.starts[group])
         for packet in self._packets(group):
             if left <= 0 and packet.is_keyframe and not goes_on:
                 # The decoder has all of the group, and would wait for more packets before it gives the last frames.

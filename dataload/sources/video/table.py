@@ -56,11 +56,6 @@ class VideoTable:
     sample_rate: int
     channels: int
 
-    @property
-    def group_lengths(self) -> Int64Array:
-        """(groups,) int64, number of frames in each group."""
-        return np.diff(self.starts, append=len(self.times))
-
     def seconds(self, numbers: Int64Array) -> Any:
         """Return when frames are shown, (n,) float64 seconds."""
         return self.times[numbers] * self.time_base.numerator / self.time_base.denominator

@@ -459,7 +459,7 @@ def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatc
 def test_a_table_that_cannot_be_true_is_not_believed(tmp_path):
     path = str(write_video(tmp_path / "a.mp4", 12, gop=4))
     table = build_table(path, path, 1 << 20, decodes=True)
-    assert (table.starts.tolist(), table.group_lengths.tolist()) == ([0, 4, 8], [4, 4, 4])
+    assert (table.starts.tolist(), len(table.times)) == ([0, 4, 8], 12)
 
     def unpacked(arrays=(), **extras):
         found = table.pack()

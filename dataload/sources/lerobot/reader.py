@@ -74,8 +74,9 @@ def read_data_set(directory: str, remote: Remote | None) -> DataSet:
         if not 0 < fps < 1e6:
             raise ValueError(f"fps is {fps}")
         cameras = [name for name, kind in kinds.items() if kind == "video"]
-        columns = ["episode_index", "length", "dataset_to_index", *(f"videos/{each}/from_timestamp" for each in cameras)]
-        columns += [f"{of}/{name}" for of in ("data", *(f"videos/{each}" for each in cameras)) for name in _INDICES]
+        videos = [f"videos/{name}" for name in cameras]
+        columns = ["episode_index", "length", "dataset_to_index", *(f"{each}/from_timestamp" for each in videos)]
+        columns += [f"{of}/{name}" for of in ("data", *videos) for name in _INDICES]
         episodes = _read_episodes(directory, info, columns, remote)
         order = np.argsort(episodes["episode_index"], kind="stable")
         episodes = {name: np.asarray(column)[order] for name, column in episodes.items()}

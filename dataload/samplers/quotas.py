@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class Quotas:
 
     def __init__(self, row: Sequence[float], seed: int, *address: int | str, limits: Int64Array | None = None) -> None:
         self.row: Float64Array = np.array(row)
+        self._address, self._limits = (seed, *address), limits
         weights = scaled(self.row)
         used = np.flatnonzero(self.row)
         weights = np.maximum(weights[used], np.finfo(np.float64).tiny)
@@ -54,6 +56,10 @@ class Quotas:
         self._cut_blocks: Int64Array = (self._cuts >> _BLOCK_BITS) + np.arange(1, len(self._cuts) + 1)
         self._counted: Memo[Int64Array] = Memo()
         self._blocks: Memo[tuple[Int64Array, Int64Array]] = Memo()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The tables would take 90 bytes a component, and 600 with limits.
+        return partial(type(self), limits=self._limits), (self.row, *self._address)
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""

@@ -14,6 +14,7 @@ from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, roun
 from dataload.types import Int64Array, Sampler
 
 _LONG = 1 << 16
+_PLACES = 1 << 14  # that are sorted together: their arrays stay in the CPU's cache
 
 
 class Orders:
@@ -99,11 +100,13 @@ class Permutations(NamedTuple):
             words[1::2] |= self.masks.dtype.type(1)
             self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
         numbers, keys = numbers[is_small], keys[is_small]
-        for width, rows in split_by_group(self.widths[numbers]):
-            places = np.broadcast_to(np.arange(width), (len(rows), width))
-            hashed = hash64(keys[rows, 1:], hash64(keys[rows, :1], places))
-            np.putmask(hashed, places >= ends[is_small][rows, None], np.uint64(2**64 - 1))  # so that these come last
-            self.images[self.starts[numbers[rows], None] + places] = hashed.argsort()
+        for width, group in split_by_group(self.widths[numbers]):
+            for rows in np.array_split(group, -(-len(group) * width // _PLACES)):
+                places = np.broadcast_to(np.arange(width), (len(rows), width))
+                hashed = hash64(keys[rows, 1:], hash64(keys[rows, :1], places))
+                is_past = places >= ends[is_small][rows, None]
+                np.putmask(hashed, is_past, np.uint64(2**64 - 1))  # so that these come last
+                self.images[self.starts[numbers[rows], None] + places] = hashed.argsort()
 
     def find(self, numbers: Int64Array, positions: Int64Array) -> Int64Array:
         """Return the images of positions, each under the permutation of its number; all (rows,)."""

@@ -369,6 +369,8 @@ def most_open_shards() -> int:
 
 def open_each(opened: Callable[[int], T], paths: Sequence[str], threads: int) -> list[T]:
     """Return what `opened` makes of each shard; if that takes long, a terminal shows how many are open."""
+    if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
+        return [opened(0)]
     begun, found, shards = perf_counter(), list[T](), len(paths)
     for result in run_each(opened, range(shards), threads, 0 if any(map(is_url, paths)) else _SLOW_SECONDS):
         found.append(result)

@@ -24,7 +24,9 @@ def test_orders_together_are_the_orders_one_by_one(data):
     kinds = [st.builds(Sequential, known), st.builds(GlobalShuffle, known, st.integers(-3, 3))]
     kinds.append(st.builds(lambda n, seed: Repeat(GlobalShuffle(n, seed), 2), st.sampled_from(LENGTHS[:5]), st.just(1)))
     samplers = data.draw(st.lists(st.one_of(kinds), min_size=1, max_size=6))
-    samplers += [Sequential(1)] * data.draw(st.sampled_from([0, 20]))  # a few are evaluated in another way
+    # A few are evaluated in another way, and small ones in blocks.
+    more = [[], [Sequential(1)] * 20, [GlobalShuffle(1000 + seed, seed) for seed in range(20)]]
+    samplers += data.draw(st.sampled_from(more))
     orders = Orders(tuple(samplers))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     for _ in range(3):  # a later call finds what the one before has prepared
@@ -76,8 +78,10 @@ def test_every_window_of_any_length_has_the_shares(row):
 
 
 def test_any_places_in_any_order_are_those_of_the_whole():
-    quotas, rng = Quotas(ROWS["by rank"], 1), np.random.default_rng(0)
+    row, rng = ROWS["by rank"], np.random.default_rng(0)
+    quotas = Quotas(row, 1, limits=np.arange(len(row)) + 1000)
     whole = quotas.turns(np.arange(100_000))
+    assert len(pickle.dumps(quotas)) < 16 * len(row) + 1000
     for _ in range(3):
         places = rng.integers(0, 100_000, 500)
         again = pickle.loads(pickle.dumps(quotas)).turns(places)

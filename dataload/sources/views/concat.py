@@ -50,7 +50,6 @@ class ConcatSource(ViewSource[Any]):
             raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
         self._parents = tuple(sources)
         self._ends: Int64Array | None = None
-        self._mapped: tuple[list[str], Int64Array] | None = None  # files and their versions, once all are open
         self._drops_key: bool | None = None  # once it is known
         self._joint: PerProcess[JointShards | MemorySource | None] = PerProcess()
 
@@ -62,19 +61,8 @@ class ConcatSource(ViewSource[Any]):
     def over(self, sources: Sequence[Source[Any]]) -> Self:
         """Return a copy with other sources in place of these."""
         found = copy(self)
-        found._parents, found._ends, found._mapped = tuple(sources), None, None
+        found._parents, found._ends = tuple(sources), None
         return found
-
-    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
-        if self._ends is None:
-            return super()._add_mapped(paths, versions)
-        if self._mapped is None:  # asking thousands of sources in each epoch takes as long as looking at their files
-            files, known = list[str](), dict[int, Int64Array]()
-            super()._add_mapped(files, known)
-            self._mapped = files, np.concatenate([np.empty((0, 3), np.int64), *known.values()])
-        paths += self._mapped[0]
-        versions[id(self)] = self._mapped[1]
-        return None
 
     def _bounds(self) -> Int64Array:
         if self._ends is None:
@@ -103,7 +91,7 @@ class ConcatSource(ViewSource[Any]):
         self._joint.drop()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**{name: value for name, value in vars(self).items() if name != "_joint"}, "_mapped": None}
+        return {name: value for name, value in vars(self).items() if name != "_joint"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

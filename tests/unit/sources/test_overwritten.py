@@ -121,7 +121,8 @@ def test_the_end_of_an_epoch_looks_at_all_files(tmp_path, suffix, num_workers, e
     path, new, source = opened(tmp_path, suffix)
     settings = {"num_workers": num_workers, "executor": executor}
     both = dataload.concat([source, source[:]])
-    with dataload.Loader(both, batch_size=len(source), epochs=2, **settings) as loader:
+    twice = dataload.concat([both, both[:]])
+    with dataload.Loader(twice, batch_size=2 * len(source), epochs=2, **settings) as loader:
         assert len([*loader]) == 2
         batches = iter(loader)
         assert (next(batches)["x"] == 1).all()

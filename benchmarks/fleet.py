@@ -19,8 +19,9 @@ from dataload.executors import Fleet
 from dataload.loader.step import StepRange
 
 SMALL = 1 << 18  # float32 values of a batch of 1 MB
-ACTORS = int(os.environ.get("ACTORS", "64"))  # that sleep instead of decoding; `fairness` needs CPUs for their batches
-RANKS, SECONDS = 8, 30.0  # of which a rank gets its batches in bunches: its tasks at all actors, every 0.8 s
+ACTORS = int(os.environ.get("ACTORS", "64"))  # that sleep instead of decoding
+RANKS, RATE = 8, 200.0  # batches a second for all ranks: less than two CPUs hand over
+SECONDS = 50 * RANKS * ACTORS / RATE  # a rank gets its batches in bunches, its tasks at all actors: 50 of them
 _CPUS = 0.01  # of an actor that sleeps
 
 
@@ -47,7 +48,7 @@ def slow_batch(samples):
 
 def slower_batch(samples):
     """So slow that the actors limit the ranks, and not the CPUs of this machine."""
-    time.sleep(0.05)
+    time.sleep(ACTORS / RATE)
     return np.zeros((len(samples), 8), np.float32)
 
 

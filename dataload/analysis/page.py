@@ -24,6 +24,7 @@ from dataload.analysis.shown import (
     Shown,
     ShownRow,
     as_array,
+    as_integers,
     columns_of,
     describe_column,
     describe_record,
@@ -217,8 +218,7 @@ def _is_wide(values: Any) -> bool:
 
 def _segments(columns: Mapping[str, Any]) -> Array | None:
     """Return the segment of each element of a packed row; None if it is none."""
-    ids = as_array(columns.get("segment_ids"))
-    return ids if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" else None
+    return as_integers(columns.get("segment_ids"))
 
 
 def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:
@@ -276,7 +276,7 @@ def _value(
     if isinstance(value, str):
         more = "..." if len(value) > _CHARACTERS else ""
         return f"<pre>{_text(value[:_CHARACTERS])}{more}</pre>"
-    numbers = _integers(value)
+    numbers = as_integers(value)
     if numbers is not None and numbers.size > 1:
         return _tokens(numbers, _kinds(record, name, len(numbers), segments), words)
     return f'<span class="mono">{_text(preview(value, classes))}</span>'
@@ -320,20 +320,12 @@ def _as_text(value: bytes) -> str | None:
     return text if text.isprintable() or all(c.isprintable() or c in "\n\r\t" for c in text) else None
 
 
-def _integers(value: Any) -> Array | None:
-    """Return an array or a list of integers as an array; None if a value is none."""
-    value = as_array(value)
-    if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
-        value = np.array(value)
-    return value if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu" else None
-
-
 def _labels_of(columns: Mapping[str, Any], name: str) -> tuple[Array | None, Array | None]:
     """Return labels and mask beside a field of tokens, ``input_ids``, if the labels are its tokens or none."""
     found: list[Array | None] = [None, None]
-    if name.endswith(_IDS) and name in columns and (ids := _integers(columns[name])) is not None:
+    if name.endswith(_IDS) and name in columns and (ids := as_integers(columns[name])) is not None:
         for at, other in enumerate(_BESIDE):
-            column = _integers(columns.get(name.removesuffix(_IDS) + other))
+            column = as_integers(columns.get(name.removesuffix(_IDS) + other))
             found[at] = column if column is not None and column.shape == ids.shape else None
         if found[0] is not None and bool(((found[0] >= 0) & (found[0] != ids)).any()):
             found[0] = None

@@ -72,6 +72,14 @@ def as_array(value: Any) -> Any:
         return value
 
 
+def as_integers(value: Any) -> Array | None:
+    """Return an array or a list of integers as an array; None if a value is none."""
+    value = as_array(value)
+    if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
+        value = np.array(value)
+    return value if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu" else None
+
+
 def _length(column: Any) -> int | None:
     """Return the number of rows of a column; None if it is a single value."""
     if isinstance(column, Ragged):

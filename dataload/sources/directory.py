@@ -183,6 +183,8 @@ class ShardDirectory:
         for start in range(1, len(alike), _COMPARED_AT_ONCE):
             with self._lock:
                 some = [each for each in alike[start : start + _COMPARED_AT_ONCE] if self._reader_of[each] == _UNUSED]
+                if not some:  # another thread has added them
+                    continue
                 found = np.array(some, np.int64)
                 versions = self.files.add_alike(first, found, [known.paths[each] for each in some])
                 same = found[(versions == known.versions[found]).all(axis=1)]

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from dataload.errors import (
     DataloadError,
     SourceNotFoundError,
 )
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
 
@@ -419,6 +421,27 @@ def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix):
     with dataload.open(tmp_path) as source:
         source.read_batch(np.arange(0, 80, 4))
         assert len(opened) == 1
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".arrow"])
+def test_another_thread_maps_the_shards_first(tmp_path, monkeypatch, suffix):
+    for number in range(20):
+        write_alike(tmp_path / f"{number}{suffix}", number)
+    index_shards(str(tmp_path))
+    add, rows, others = ShardDirectory.add, np.arange(0, 80, 4), []
+
+    def after_another_thread(directory, *given):
+        if not others:
+            others.append(threading.Thread(target=source.read_batch, args=(rows,)))
+            others[0].start()
+            others[0].join()
+        add(directory, *given)
+
+    with dataload.open(tmp_path) as source:
+        monkeypatch.setattr(ShardDirectory, "add", after_another_thread)
+        found = source.read_batch(rows)
+        assert others
+        assert same(found, source.read_batch(rows))
 
 
 PARTS = {

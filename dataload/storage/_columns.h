@@ -187,8 +187,8 @@ static void run_cut(const void *job) {
             if (first + row + TILE < c->count && c->length > 4 * LINE)
                 prefetch_row(FROM(c, first + row + TILE), c->length);
             else if (first + row + TILE < c->count)
-                for (int64_t line = 0; line < c->length + LINE - 1; line += LINE)
-                    __builtin_prefetch(FROM(c, first + row + TILE) + (line < c->length ? line : c->length - 1));
+                for (int64_t line = 0; line < c->length; line += LINE)
+                    __builtin_prefetch(FROM(c, first + row + TILE) + line);
             if (row_differs(c, from[row])) {
                 *c->differs = first + row;
                 return;

@@ -84,9 +84,7 @@ class FramePlan:
     def __init__(self, frames: DecodedFrames, steps: Iterator[StepsAhead], ended: Callable[[FramePlan], None]) -> None:
         self._frames, self._steps, self._ended = frames, steps, ended
         self._process = os.getpid()
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)  # for threads that decode ahead
-        self._decoded = threading.Condition(lock)  # for readers that wait for a group
+        self._changed = threading.Condition()
         self._uses = dict[int, dict[int, list[int]]]()  # by group and record: the steps that read it, ascending
         self._held = dict[int, BytesArray]()
         self._due = dict[int, list[tuple[int, int]]]()  # groups and records of held frames, by their next step
@@ -134,7 +132,7 @@ class FramePlan:
         images = dict[int, BytesArray]()
         with self._changed:
             while group in self._busy:
-                self._decoded.wait(LONGEST_SLEEP)
+                self._changed.wait(LONGEST_SLEEP)
             # A step that reads a record twice has planned it once.
             planned = {index for index, _ in pairs if self._next_use(group, index) is not None}
             for index in planned:
@@ -170,7 +168,7 @@ class FramePlan:
         finally:
             with self._changed:
                 self._busy.discard(group)
-                self._decoded.notify_all()
+                self._changed.notify_all()
 
     def _take(self, group: int, index: int, decoding: Any, rows: Sequence[int], out: Any, *, holds: bool) -> None:
         """Write the next decoded frame to rows of `out`, and hold it if there `_has_room`."""

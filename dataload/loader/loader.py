@@ -312,7 +312,8 @@ class Loader(WeightChanges[BatchT]):
 
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         self._bad.spend(step.records, step.bad, epoch=step.epoch, step=step.step, worker=step.worker)
-        self._look_at_padding(step.batch)
+        if self._pads is not None:
+            self._look_at_padding(step.batch)
         if self._ahead.reader is not None:
             self._ahead.reader.received()
         function = self._in_consumer

@@ -259,10 +259,9 @@ bench: $(INSTALLED) $(CORE) $(if $(BESIDE),$(addsuffix /.installed,$(PEERS) $(DA
 # The tables of README.md and docs/performance.md, from one run.
 TABLE := benchmarks/results/readme.json
 readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed
-	$(BIN)/python -m benchmarks --made floats-4k --records 50000 --shards 1,1000 \
+	$(PEER_PYTHONS) $(BIN)/python -m benchmarks --made floats-4k --records 50000 --shards 1,1000 \
 		--formats syrah,torchrecord,lmdb,tar,array_record,arrow,tfrecord,parquet --search 0.2 --repeats 3 --seconds 1 \
-		--peers all --peer-python $(PEERS)/bin/python --peer-python 'DALI on CPU=$(DALI)/bin/python' \
-		--peer-python 'MosaicML Streaming=$(STREAMING)/bin/python' --json $(TABLE)
+		--peers all --json $(TABLE)
 	$(BIN)/python -m benchmarks.readme_table $(TABLE)
 
 # The tests of the core with every access, overflow and leak of the C code checked. It builds the sanitized core in the

@@ -102,8 +102,7 @@ def parse():
     made.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a warm-up")
     made.add_argument("--seed", type=int, default=0, help="of the orders")
     made.add_argument("--cache", type=Path, default=harness.ROOT, help="directory that keeps the written files")
-    made.add_argument("--peers", help="also measure other loaders: all, or names")
-    made.add_argument("--peer-python", action="append", default=[], help="Python of all peers, or NAME=PATH")
+    made.add_argument("--peers", help="also measure other loaders: all, or names; see benchmarks/beside.py")
     return parser.parse_args()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
-from benchmarks.workloads import floats, get_workload
+from benchmarks.workloads import floats, jpegs
 from dataload._util.system import usable_cpus
 from dataload.bench.runner import ratios_of
 
@@ -86,7 +86,7 @@ def cold():
 
 
 def photos():
-    return get_workload("jpeg").make(2000)
+    return jpegs(2000)
 
 
 def values():

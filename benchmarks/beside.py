@@ -15,14 +15,13 @@ from typing import get_args
 from benchmarks.harness import ROOT, aim
 from benchmarks.limits import plan_limits
 from benchmarks.peers import PEERS, plan
-from benchmarks.workloads import get_workload, made_data, write_made
+from benchmarks.workloads import made_data, write_made
 from dataload.bench import runner as table
 from dataload.bench.data import Choices, Written, plan_loaders, write
 from dataload.bench.runner import FileFacts, ratios_of, run_task
 from dataload.bench.task import Order
 from dataload.cli.bench import choose, measure_tasks, numbers, side_by_side
 from dataload.cli.output import ProgressBar
-from dataload.errors import ConfigError, closest
 
 TITLE = "Beside peers, 4 KB records"
 AIMS = (("DALI on CPU", "tar", 10), ("WebDataset", "tar", 20), ("Grain", "array_record", 40))
@@ -32,7 +31,7 @@ OWN_READERS = (("tf.data", "tfrecord", 5), ("MosaicML Streaming", "mds", 5))
 
 
 def peers(records=20_480, rounds=5, seconds=0.5):
-    data = made_data(get_workload("floats-4k"), records)
+    data = made_data("floats-4k", records)
     written = {name: write(data, name, ROOT) for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record")}
     choices = Choices(orders=("global",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
     planned = _plan(PEERS, interpreters(), data, written, choices, ROOT)
@@ -41,7 +40,7 @@ def peers(records=20_480, rounds=5, seconds=0.5):
 
 def own_readers(records=20_480, rounds=5, seconds=0.5):
     """TFRecord and MDS beside the readers of those who made them, in the order of the files, which suits these best."""
-    data = made_data(get_workload("floats-4k"), records)
+    data = made_data("floats-4k", records)
     written = {name: write(data, name, ROOT) for name in ("tar", "tfrecord")}
     choices = Choices(orders=("sequential",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
     names = [name for name, _, _ in OWN_READERS]
@@ -63,15 +62,18 @@ def made(arguments):
         seconds=arguments.seconds,
         seed=arguments.seed,
     )
+    given, pythons = arguments.peers, interpreters()
+    names = tuple(PEERS) if given == "all" else () if given is None else choose("peers", given, tuple(PEERS))
     found = {"files": (), "measurements": (), "rows": ()}
     for name, shards in product(arguments.made, numbers("shards", arguments.shards)):
-        data, searched = made_data(get_workload(name), arguments.records), []
+        data, searched = made_data(name, arguments.records), []
         if shards > 1:
             data = replace(data, name=f"{data.name} in {shards:,} shards", content=f"{data.content}-{shards}")
-        more = beside(arguments.peers, arguments.peer_python, shards)
+        plan = partial(_plan, names, pythons, shards=shards)
         if arguments.search:
-            more["plan"] = partial(_searched, more["plan"], more["interpreters"], arguments.search, searched)
-        done = side_by_side([data], arguments.formats, choices, arguments.repeats, arguments.cache, **more, wide=True)
+            plan = partial(_searched, plan, pythons, arguments.search, searched)
+        more = {"plan": plan, "write": partial(write_made, shards=shards), "interpreters": pythons, "wide": True}
+        done = side_by_side([data], arguments.formats, choices, arguments.repeats, arguments.cache, **more)
         found = {key: (*value, *{**done, "rows": searched}[key]) for key, value in found.items()}
     return found
 
@@ -104,22 +106,6 @@ def _searched(planned, pythons, seconds, searched, *given):
                 rates.append((rate(tuned), len(rates), tuned))
             best.append(max(rates)[2])
     return best, missing
-
-
-def beside(peers, pythons, shards=1):
-    """Return the arguments of `side_by_side` that add limits and peers; both texts are those of the command line."""
-    found = {}
-    for setting in sorted(pythons, key=lambda setting: "=" in setting):  # one peer's overrides that of all
-        if "=" not in setting and os.sep in setting:
-            found |= dict.fromkeys(PEERS, setting)
-            continue
-        name, _, found[name] = setting.partition("=")
-        if not found[name] or name not in PEERS:
-            message = f"--peer-python must be PATH, or NAME=PATH with the name of a peer, got {setting!r}"
-            raise ConfigError(f"{message}: {closest(name, PEERS)}", key="peer_python", value=setting)
-    names = tuple(PEERS) if peers == "all" else () if peers is None else choose("peers", peers, tuple(PEERS))
-    write = partial(write_made, shards=shards)
-    return {"plan": partial(_plan, names, found, shards=shards), "write": write, "interpreters": found}
 
 
 def _plan(names, pythons, data, written, choices, cache, shards=1):

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils import data
 
 from benchmarks.harness import ROOT, Case, aim, run_cases
-from benchmarks.workloads import get_workload, made_data
+from benchmarks.workloads import jpegs
 from dataload.torch import DataLoader
 
 COUNT, BATCH = 16_384, 128
@@ -72,7 +72,7 @@ def loader_of(package, name, workers):
     rows = torch.randn(COUNT, 1024, generator=torch.Generator().manual_seed(0))
     size, collate, shuffle = BATCH, None, True
     if name == "images":
-        files = [record["jpg"] for record in made_data(get_workload("jpeg"), 256).records]
+        files = [record["jpg"] for record in jpegs(256)]
         dataset, size = Records(partial(image, files), len(files)), 32
     elif name == "tokens":
         dataset, size, collate = Records(tokens), 32, partial(pad_sequence, batch_first=True)

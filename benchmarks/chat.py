@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROOT, VERSION, aim
+from benchmarks.harness import ROOT, VERSION, aim, cpu_seconds_of
 from dataload.catalog.arrays import list_data, remove
 from dataload.convert import convert
 from dataload.convert.measuring import measure_mapped
@@ -72,13 +72,6 @@ def trained(template):
     return PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), eos_token="<|im_end|>", chat_template=template)
 
 
-def cpu(function):
-    """CPU seconds of a call."""
-    begun = time.process_time()
-    function()
-    return time.process_time() - begun
-
-
 def in_chunks(transform, conversations):
     """CPU seconds of the calls that one rendering needs, of those for beginnings, and of the transform, interleaved."""
     tokenizer, spent = transform.tokenizer, {"calls": 0.0, "beginnings": 0.0, "transform": 0.0}
@@ -98,9 +91,9 @@ def in_chunks(transform, conversations):
     for start in range(0, len(conversations), CHUNK):
         chunk = conversations[start : start + CHUNK]
         samples = [{"messages": talk} for talk in chunk]
-        spent["calls"] += cpu(lambda chunk=chunk: [needed(talk) for talk in chunk] and None)
-        spent["transform"] += cpu(lambda samples=samples: [transform(sample) and None for sample in samples])
-        spent["beginnings"] += cpu(lambda chunk=chunk: [beginnings(talk) for talk in chunk])
+        spent["calls"] += cpu_seconds_of(lambda chunk=chunk: [needed(talk) for talk in chunk] and None)
+        spent["transform"] += cpu_seconds_of(lambda samples=samples: [transform(sample) and None for sample in samples])
+        spent["beginnings"] += cpu_seconds_of(lambda chunk=chunk: [beginnings(talk) for talk in chunk])
     return spent
 
 
@@ -118,7 +111,7 @@ def packed(samples, lengths):
 def chat():
     count = int(os.environ.get("CHAT", COUNT))
     source = dataload.open(written(count))
-    reading = min(cpu(lambda: list(source)) for _ in range(3))
+    reading = min(cpu_seconds_of(lambda: list(source)) for _ in range(3))
     conversations = [record["messages"] for record in source]
     title, rows = f"{count:,} conversations, Chat and Pack", []
     print(f"\n{title}, CPU time, without workers")
@@ -129,7 +122,9 @@ def chat():
         some = [transform({"messages": talk}) for talk in conversations[:1000]]
         lengths = np.array([len(sample["input_ids"]) for sample in some])
         packing = (
-            min(cpu(lambda some=some, lengths=lengths: packed(some, lengths)) for _ in range(3)) / len(some) * count
+            min(cpu_seconds_of(lambda some=some, lengths=lengths: packed(some, lengths)) for _ in range(3))
+            / len(some)
+            * count
         )
         # Lengths are measured first, so all but packing is done twice.
         own = 2 * (spent["transform"] - spent["calls"] - spent["beginnings"] + reading) + packing

@@ -22,6 +22,7 @@ import dataload
 from benchmarks.formats import SIZES
 from benchmarks.harness import ROOT, against, aim, blobs, made, show
 from benchmarks.workloads import floats, repeat_records
+from dataload._util.indexing import even_split
 from dataload.bench.task import used
 from dataload.codecs.tensorprotos import encode
 from dataload.convert import convert
@@ -38,6 +39,14 @@ _PAIRS = {  # format written: format read, suffix written, and how each is opene
     "lmdb": ("array_record", "lmdb", {}),
     "array_record": ("lmdb", "array_record", {"options": "group_size:1,uncompressed"}),
     "array_record-compressed": ("lmdb", "array_record", {"options": "group_size:1"}),
+}
+_ARRAYS = ("torchrecord", "syrah")
+_READ = {  # the end of the file's name, and how it is written
+    "torchrecord": (".torchrecord", {}),
+    "syrah": (".syr", {}),
+    "syrah-bytes": ("-bytes.syr", {}),
+    "lmdb": (".lmdb", {"field": "bin"}),
+    "array_record": ("-uncompressed.array_record", {"field": "bin", "options": "group_size:1,uncompressed"}),
 }
 
 
@@ -76,25 +85,35 @@ def run_jobs(title, jobs, records, nbytes):
     return [{**row, "rates": each} for row, each in zip(show(title, title, figures), rates, strict=True)]
 
 
+def emptied(work):
+    """A function that empties a directory, and ends what the last job left to write."""
+
+    def empty():
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        os.sync()
+
+    return empty
+
+
+def flush(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def source_of(form, size):
     """Path and options of the data read, `_COUNTS` records of about `size` bytes, in the page cache."""
     count, nbytes = _COUNTS[size], SIZES[size].nbytes
-    if form == "torchrecord":
-        return made(f"{nbytes}-{count}.torchrecord", floats(nbytes // 4), count, num_records=count)
-    if form == "syrah":
-        return made(f"{nbytes}-{count}.syr", floats(nbytes // 4), count)
-    if form == "syrah-bytes":
-        return made(f"{nbytes}-{count}-bytes.syr", blobs(nbytes), count)
-    if form == "lmdb":
-        return made(f"{nbytes}-{count}.lmdb", blobs(nbytes), count, field="bin")
-    options = "group_size:1,uncompressed"
-    return made(f"{nbytes}-{count}-uncompressed.array_record", blobs(nbytes), count, field="bin", options=options)
+    end, options = _READ[form]
+    different = floats(nbytes // 4) if form in _ARRAYS else blobs(nbytes)
+    counted = {"num_records": count} if form == "torchrecord" else {}
+    return made(f"{nbytes}-{count}{end}", different, count, **options, **counted)
 
 
 def in_memory(form, size):
     """The same records, in memory."""
     nbytes, count = SIZES[size].nbytes, _COUNTS[size]
-    if form in ("torchrecord", "syrah"):
+    if form in _ARRAYS:
         return repeat_records(floats(nbytes // 4), count)
     records = repeat_records(blobs(nbytes), count)
     return records if form == "syrah-bytes" else [record["bin"] for record in records]
@@ -109,10 +128,10 @@ def read_all(source):
         start += len(records)
 
 
-def write_all(directory, suffix, records, options, shards=SHARDS):
+def write_all(directory, suffix, records, options):
     """Write records from memory, to as many shards as `convert`."""
-    for shard in range(shards):
-        some = records[len(records) * shard // shards : len(records) * (shard + 1) // shards]
+    for shard, (start, stop) in enumerate(even_split(len(records), SHARDS)):
+        some = records[start:stop]
         more = {"num_records": len(some)} if suffix == "torchrecord" else {}
         with dataload.create(directory / f"{shard}.{suffix}", **options, **more) as writer:
             writer.extend(some)
@@ -139,28 +158,17 @@ def convert_part(path, destination, options, part):
     return peak
 
 
-def merge_parts(path, destination, options):
-    with dataload.open(path) as source:
-        convert(source, destination, shards=SHARDS, writer_options=options, merge=True)
-
-
 def converting(form, size):
     """From a fitting source to `form`: bare reading, bare writing, one process, two processes, and ``cp``."""
     read, suffix, options = _PAIRS[form]
     path, records, count = source_of(read, size), in_memory(read, size), _COUNTS[size]
     work = ROOT / f"convert-{os.getpid()}"
-    target = work / f"d.{suffix}"
-    peaks = []
-
-    def fresh():
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        os.sync()  # what the last job left must not slow down this one
+    target, fresh, peaks = work / f"d.{suffix}", emptied(work), []
 
     def in_processes(parts):
         running = [pool.submit(convert_part, path, str(target), options, (i + 1, parts)) for i in range(parts)]
         peaks.append(max(job.result() for job in running))
-        merge_parts(path, str(target), options)
+        convert(source, target, shards=SHARDS, writer_options=options, merge=True)
 
     with ExitStack() as held:
         source = held.enter_context(dataload.open(path))
@@ -193,14 +201,8 @@ def converting(form, size):
 def copying():
     """Tar archives with components of 110 KB, beside ``cp`` of the same bytes to the same file system."""
     records = in_memory("syrah-bytes", "110k")
-    work = ROOT / f"copy-{os.getpid()}"
-    first, target = work / "first.tar", work / "d.tar"
-    work.mkdir(parents=True)
-
-    def fresh():
-        target.unlink(missing_ok=True)
-        target.with_suffix(".idx").unlink(missing_ok=True)
-        os.sync()
+    first, work = ROOT / f"copied-{os.getpid()}.tar", ROOT / f"copy-{os.getpid()}"
+    target, fresh = work / "d.tar", emptied(work)
 
     def write(path):
         with dataload.create(path) as writer:
@@ -208,9 +210,7 @@ def copying():
 
     def copy():
         subprocess.run(["cp", first, target], check=True)
-        descriptor = os.open(target, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        flush(target)
 
     try:
         write(first)
@@ -218,7 +218,8 @@ def copying():
         jobs = [Job("cp, fsync", copy, fresh), Job("dataload.create", lambda: write(target), fresh)]
         rows = run_jobs(title, jobs, len(records), first.stat().st_size)
     finally:
-        shutil.rmtree(work)
+        first.unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
     return [*rows, against(rows[1], rows[0], 0.8)]
 
 
@@ -231,11 +232,7 @@ def beside_own(size):
     values, arrays = in_memory("lmdb", size), in_memory("syrah", size)
     total = sum(map(len, values))
     work = ROOT / f"own-{os.getpid()}"
-
-    def fresh():
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        os.sync()
+    fresh = emptied(work)
 
     def ours(name, records, **options):
         with dataload.create(work / name, **options) as writer:
@@ -256,9 +253,7 @@ def beside_own(size):
         for value in values:
             writer.write(value)
         writer.close()
-        descriptor = os.open(work / "own.array_record", os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        flush(work / "own.array_record")
 
     found = []
     groups = {"uncompressed": "group_size:1,uncompressed", "compressed": "group_size:1"}

@@ -16,7 +16,20 @@ from unittest import mock
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
+from benchmarks.harness import (
+    ROOT,
+    SEED,
+    VERSION,
+    Case,
+    aim,
+    batches,
+    blobs,
+    loaders,
+    made,
+    made_tokens,
+    median_seconds,
+    run_cases,
+)
 from benchmarks.workloads import floats
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.convert.indexing import index_shards
@@ -133,16 +146,16 @@ def _open_often(paths, rows):
         source.read_batch([0])  # imports
     found = []
     for _ in range(5):
-        before, begun = _own_memory(), process_time()
+        before, begun = own_memory(), process_time()
         with closing(dataload.open(paths)) as source:
             assert len(source)
-            opened, memory = process_time(), _own_memory()
+            opened, memory = process_time(), own_memory()
             source.read_batch(rows)
             found.append((opened - begun, process_time() - opened, (memory - before) / 1e6))
     return found
 
 
-def _own_memory():
+def own_memory():
     """Return the bytes of memory that this process shares with no other, and that are of no file."""
     return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) * 1024
 
@@ -166,13 +179,12 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
         with ExitStack() as held:
             cases = []
             for count in counts[: 3 if suffix == "lmdb" else None]:
-                first = f"4k-many-shard-0-of-{count}.{suffix}"
+                name_of_first = f"4k-many-shard-0-of-{count}.{suffix}"
                 if different is None:
-                    first = str(ROOT / first)
-                    np.save(first, np.arange(records // count * 1024, dtype=np.uint32))
+                    first = made_tokens(name_of_first, np.arange(records // count * 1024, dtype=np.uint32))
                 else:
-                    first = made(first, different, records // count, **options)
-                paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+                    first = made(name_of_first, different, records // count, **options)
+                paths = copies(first, count)
                 window = {"window": 1024, "stride": 1024} if different is None else {}
                 source = held.enter_context(closing(dataload.open(paths, **window)))
                 plan = batches(len(source), batch_size)
@@ -190,7 +202,7 @@ def _decoding_by_shards(records, batch_size, count=1000):
     """A batch in the order by shards, where a tenth of the decoded row groups is kept: of many files, and of one."""
     title, each = f"Parquet by shards, a tenth kept, batch {batch_size}", records // count
     first = made(f"4k-many-shard-0-of-{count}.parquet", floats(1024), each)
-    paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+    paths = copies(first, count)
     one = made("4k-many-groups.parquet", floats(1024), records, group_bytes=each * 4096)
     order = PoolShuffle(ShardSequential((each,) * count, SEED), 1024, SEED).indices(np.arange(records // 8), epoch=0)
     plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -210,7 +222,7 @@ def unchanged(records=10, batch_size=256):
     for count, mapped in ((1, True), (1000, True), (5000, True), (1, False), (1000, False), (5000, False)):
         size = max(records, 5000 // count)
         first = made(f"4k-shard-0-of-{count}.syr", floats(1024), size)
-        paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+        paths = copies(first, count)
         with closing(dataload.open(paths, map=mapped)) as source:
             files = [reader._file for reader in source._readers()]
             plan = batches(len(source), batch_size)
@@ -234,6 +246,11 @@ def unchanged(records=10, batch_size=256):
             )
             found += [without, looks, aim(title, "without / with the look", 1 / looks["ratio"], most=1.05)]
     return found
+
+
+def copies(first, count):
+    """The paths of `count` shards, which are copies of the first one."""
+    return [first, *(_copied(first, number, count) for number in range(1, count))]
 
 
 def _copied(first, number, count):

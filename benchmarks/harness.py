@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,13 @@ def made(name, different, count, *, field=None, **options):
         raise SystemExit(f"the benchmarks need 12 GiB in {ROOT}; set TMPDIR to another directory")
     stored = different if field is None else [record[field] for record in different]
     return workloads.write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
+
+
+def made_tokens(name, tokens):
+    """The path of a file of tokens."""
+    ROOT.mkdir(exist_ok=True)
+    np.save(ROOT / f"v{VERSION}-{name}", tokens)
+    return str(ROOT / f"v{VERSION}-{name}")
 
 
 def batches(count, batch_size):
@@ -85,6 +92,13 @@ def seconds_of(work: Callable[[], object]) -> float:
     begun = perf_counter()
     work()
     return perf_counter() - begun
+
+
+def cpu_seconds_of(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of this process that one call takes."""
+    begun = process_time()
+    work()
+    return process_time() - begun
 
 
 def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:

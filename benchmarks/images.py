@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 
 from benchmarks.harness import ROOT, Case, against, run_cases
-from benchmarks.workloads import get_workload
+from benchmarks.workloads import jpegs
 from dataload.compat import torchrecord
 
 COUNT, BATCH, WORKERS = 512, 32, (0, 1, 2)
@@ -50,7 +50,7 @@ def _written(size):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    photos = [Image.open(io.BytesIO(record["jpg"])) for record in get_workload("jpeg").different()]
+    photos = [Image.open(io.BytesIO(record["jpg"])) for record in jpegs()]
     for number in range(COUNT):
         photos[number % len(photos)].crop((0, 0, *size)).save(folder / f"{number}.jpg", quality=90)
     lines = [f"{folder / str(number)}.jpg {number % 10}\n" for number in range(COUNT)]

@@ -1,4 +1,4 @@
-"""The limits of the machine, bare loops over records, and the readings of this library that only made data need."""
+"""The limits of the machine, and bare loops over records."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -6,16 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from benchmarks.workloads import WORKLOADS
 from dataload._util.lazy import load_optional
-from dataload.bench.data import Choices, Data, Written, loader, open_data
+from dataload.bench.data import Choices, Data, Written, open_data
 from dataload.bench.task import Reading, Task
 from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
-from dataload.types import Array, Int64Array
+from dataload.types import Int64Array
 
 _AHEAD = 4
 _POOL = 1024
@@ -28,10 +27,9 @@ _READER_BUFFER = 4096
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the limits of the machine, and bare loops over the formats' own libraries, in each order."""
     first = next(iter(written))
-    name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
     limits = [
-        (first, f"{name}, 1 thread", reading, 1),
-        (first, f"{name}, 2 threads", reading, 2),
+        (first, "copy in memory, 1 thread", "gather", 1),
+        (first, "copy in memory, 2 threads", "gather", 2),
         ("lmdb", "lmdb txn.get, nothing copied", "lmdb_get", 0),
         ("array_record", "array_record read", "array_record_read", 0),
     ]
@@ -53,44 +51,26 @@ def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) ->
     ]
 
 
-def decoding_loader(task: Task) -> Reading:
-    """Open `dataload.Loader` over JPEG files, which a transform decodes."""
-    (field,) = WORKLOADS[task.workload].decodes
-    decode = load_optional("simplejpeg", needed_by="decoding", extra="tar").decode_jpeg
-    return loader(task, lambda sample: {**sample, field: decode(sample[field])})
-
-
 # Limits
 
 
 def gather(task: Task) -> Reading:
     """Copy records that are in memory: nothing that returns new batches can be faster."""
-    kept = 2 if task.workers < 2 else _AHEAD + 2
     with open_data(task) as source:
-        columns = {name: _gathering(column, kept) for name, column in source.read_batch(np.arange(len(source))).items()}
-        count = len(source)
+        columns = source.read_batch(np.arange(len(source)))
 
     def take(rows: Int64Array) -> dict[str, Any]:
-        return {name: copied(rows) for name, copied in columns.items()}
+        return {name: np.take(column, rows, axis=0) for name, column in columns.items()}
 
-    held = ExitStack()
+    held, count = ExitStack(), len(next(iter(columns.values())))
     run = in_threads(held, task.workers, take)
     return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(count, task, epoch)), held=held)
 
 
-def _gathering(column: Any, kept: int) -> Callable[[Int64Array], Any]:
-    """Return a function that copies some rows of a column."""
-    if isinstance(column, np.ndarray):
-        return partial(np.take, cast("Array", column), axis=0)
-    stored = [value.encode() if isinstance(value, str) else value for value in column]
-    lengths = [memoryview(value).nbytes for value in stored]
-    return memcpy(memoryview(b"".join(stored)), np.array(lengths, np.int64), kept)
-
-
-def memcpy(stored: memoryview, lengths: Int64Array, kept: int = 2) -> Callable[[Int64Array], list[memoryview]]:
-    """Return a function that copies records of any length from `stored`; the last `kept` batches are valid."""
+def memcpy(stored: memoryview, lengths: Int64Array) -> Callable[[Int64Array], list[memoryview]]:
+    """Return a function that copies records of any length from `stored`; the last two batches are valid."""
     starts = np.cumsum(lengths) - lengths
-    arenas = cycle([[memoryview(b"")] for _ in range(kept)])
+    arenas = cycle([[memoryview(b"")] for _ in range(2)])
 
     def copied(rows: Int64Array) -> list[memoryview]:
         sizes = lengths[rows]
@@ -135,23 +115,6 @@ def array_record_read(task: Task) -> Reading:
     return Reading(
         settings, lambda epoch: ({"bytes": reader.read(rows.tolist())} for rows in _rows(count, task, epoch)), held=held
     )
-
-
-def decode_loop(task: Task) -> Reading:
-    """Decode JPEGs from a list in memory, in threads: no order, and lists instead of batches."""
-    simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
-    (field,) = WORKLOADS[task.workload].decodes
-    with open_data(task) as source:
-        files = [bytes(record[field]) for record in source]
-    held = ExitStack()
-    run = in_threads(held, task.workers, simplejpeg.decode_jpeg)
-
-    def batches(_: int) -> Iterator[Any]:
-        images = run(iter(files))
-        while batch := list(islice(images, task.batch_size)):
-            yield {field: batch}
-
-    return Reading({"threads": max(1, task.workers)}, batches, held=held)
 
 
 def _rows(count: int, task: Task, epoch: int) -> Iterator[Int64Array]:

@@ -7,8 +7,8 @@ from time import process_time
 import numpy as np
 
 import dataload
-from benchmarks.costs import _copied, _own_memory
-from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, blobs, made, run_cases, through
+from benchmarks.costs import copies, own_memory
+from benchmarks.harness import SEED, Case, aim, blobs, made, made_tokens, run_cases, through
 from benchmarks.workloads import floats
 
 SIZE = 1024
@@ -28,7 +28,7 @@ def many_sources(records=200_000, batch_size=256, counts=(1500, 5000)):
         for count in (1000,) if suffix == "lmdb" else counts:
             each = records // count
             first, one = (_made(suffix, different, n, options, of) for n, of in ((each, count), (each * count, 1)))
-            paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+            paths = copies(first, count)
             title = f"{count:,} sources, {name}, records of {SIZE} bytes, batch {batch_size}"
             found += _measured(title, one, paths, batch_size, floor)
     return found
@@ -38,9 +38,7 @@ def _made(suffix, different, records, options, count):
     name = f"source-{records}-shard-0-of-{count}.{suffix}"
     if different is not None:
         return made(name, different, records, **options)
-    path = ROOT / f"v{VERSION}-{name}"
-    np.save(path, np.arange(records * SIZE // 4, dtype=np.uint32))
-    return str(path)
+    return made_tokens(name, np.arange(records * SIZE // 4, dtype=np.uint32))
 
 
 def _measured(title, one, paths, batch_size, floor):
@@ -58,9 +56,9 @@ def _measured(title, one, paths, batch_size, floor):
         for _ in alone():  # imports
             pass
         gc.collect()
-        memory, begun = _own_memory(), process_time()
+        memory, begun = own_memory(), process_time()
         sources = [*map(opened, paths)]
-        seconds, memory = process_time() - begun, (_own_memory() - memory) / 1e6
+        seconds, memory = process_time() - begun, (own_memory() - memory) / 1e6
         cases = [Case("one source", alone)]
         mixed = epoch(dataload.mix([(source, 1.0) for source in sources]))
         begun = process_time()

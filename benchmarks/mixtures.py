@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import partial
 
 import numpy as np
 
 import dataload
-from benchmarks.harness import show
+from benchmarks.harness import cpu_seconds_of, seconds_of, show
 from benchmarks.peers import blends
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 
@@ -18,21 +18,25 @@ COUNTS = (2, 100, 5000)
 BLOCK, BLOCKS, CHECKED = 16_384, 12, 60_000
 
 
-@cache
-def mixture(count, shuffles, window=None):
+def mixture(count, shuffles, **limits):
     parts = [GlobalShuffle(10**6 + n, n) if shuffles else Sequential(10**6 + n) for n in range(count)]
-    return Mixture(parts, blends.weights_of(count), "never", window=window)
+    return Mixture(parts, blends.weights_of(count), "never", **limits)
 
 
 def cost(order):
     """Nanoseconds of CPU an index, in blocks as a loader computes them, after the first two."""
-    seconds = []
-    for block in range(BLOCKS):
-        positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
-        begun = time.process_time()
-        order.indices(positions, epoch=0)
-        seconds.append(time.process_time() - begun)
+    blocks = [np.arange(start, start + BLOCK) for start in range(0, BLOCKS * BLOCK, BLOCK)]
+    seconds = [cpu_seconds_of(partial(order.indices, block, epoch=0)) for block in blocks]
     return 1e9 * np.mean(seconds[2:]) / BLOCK
+
+
+def costs(name, build, far):
+    """The time to build a mixture and to look far ahead, and the cost of an index."""
+    begun = time.perf_counter()
+    order = build()
+    built = time.perf_counter() - begun
+    seconds = seconds_of(lambda: order.indices(np.array([far(order)]), epoch=0))
+    return {"case": name, "ns_an_index": cost(order), "built_seconds": built, "far_seconds": seconds}
 
 
 def ours(count):
@@ -60,12 +64,6 @@ def beside(count):
             yield {"case": f"{count:,} sources, {name}", **json.loads(made.stdout.splitlines()[-1])}
 
 
-def seconds_of(act):
-    begun = time.process_time()
-    act()
-    return time.process_time() - begun
-
-
 def changes(count, number):
     """What a state and a change of weights cost, and what a resumed run waits for, after so many changes."""
     parts = {f"s{n}": dataload.MemorySource({"x": np.full(40, n)}) for n in range(count)}
@@ -75,8 +73,8 @@ def changes(count, number):
     next(batches)
     plain, changing, remaking = len(json.dumps(loader.state_dict())), [], []
     for _ in range(number):
-        changing.append(seconds_of(lambda: loader.change_weights(rng.random(count).tolist())))
-        remaking.append(seconds_of(lambda: next(batches)))
+        changing.append(cpu_seconds_of(lambda: loader.change_weights(rng.random(count).tolist())))
+        remaking.append(cpu_seconds_of(lambda: next(batches)))
     state = json.loads(json.dumps(loader.state_dict()))
     again.state_dict()  # fingerprints, which any state needs
     return {
@@ -85,7 +83,7 @@ def changes(count, number):
         "bytes_a_source_and_change": (len(json.dumps(state)) - plain) / count / len(state["changes"]),
         "change_ms": 1e3 * np.median(changing),
         "remaking_ms": 1e3 * np.median(remaking),
-        "resume_ms": 1e3 * seconds_of(lambda: again.load_state_dict(state)),
+        "resume_ms": 1e3 * cpu_seconds_of(lambda: again.load_state_dict(state)),
     }
 
 
@@ -93,27 +91,11 @@ def mixtures():
     rows = []
     for count in COUNTS:
         for shuffles in (False, True):
-            begun = time.perf_counter()
-            order = mixture(count, shuffles)
-            built, begun = time.perf_counter() - begun, time.perf_counter()
-            order.indices(np.array([10**12]), epoch=0)
-            far = time.perf_counter() - begun
             name = f"{count:,} sources, {'global shuffles' if shuffles else 'in order'}"
-            rows.append({"case": name, "ns_an_index": cost(order), "built_seconds": built, "far_seconds": far})
+            rows.append(costs(name, partial(mixture, count, shuffles), lambda _: 10**12))
     for count in COUNTS:
-        parts, begun = [Sequential(10**6 + n) for n in range(count)], time.perf_counter()
-        limited = Mixture(parts, blends.weights_of(count), "never", max_epochs=4)
-        built, begun = time.perf_counter() - begun, time.perf_counter()
-        limited.indices(np.array([len(limited) // 2]), epoch=0)
-        far = time.perf_counter() - begun
-        rows.append(
-            {
-                "case": f"{count:,} sources with limits",
-                "ns_an_index": cost(limited),
-                "built_seconds": built,
-                "far_seconds": far,
-            }
-        )
+        build = partial(mixture, count, False, max_epochs=4)
+        rows.append(costs(f"{count:,} sources with limits", build, lambda order: len(order) // 2))
     found = show("mixtures", "Mixture, weights 1/rank^1.2: aims 60 ns with 2 sources, 100 ns with more", rows)
     rows = [changes(count, number) for count, number in ((100, 1000), (5000, 100))]
     found += show(

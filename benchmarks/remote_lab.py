@@ -87,9 +87,9 @@ class Lab:
         child.stdin = None
         return child
 
-    def run(self, task, *, proxied=False, python=None, fresh=True):
+    def run(self, task, *, proxied=False, python=None):
         """The figures of one client, which begins with an empty cache."""
-        if fresh and task["cache"]:
+        if task["cache"]:
             shutil.rmtree(task["cache"], ignore_errors=True)
         self.proxy.reset()
         return self.finish(self.start(task, proxied=proxied, python=python))

@@ -14,9 +14,8 @@ from benchmarks.harness import ROOT, Case, against, aim, loaders, made, more_wor
 from benchmarks.limits import in_threads
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
-from benchmarks.workloads import floats, get_workload, made_data
+from benchmarks.workloads import floats, jpegs
 from dataload._util.system import usable_cpus
-from dataload.bench.data import write
 
 COUNT, BATCH = 64 * 256, 256
 
@@ -61,7 +60,7 @@ def transforms():
     lmdb_path = made(f"4096-{COUNT}-floats.lmdb", values, COUNT, field="x")
     array = str(ROOT / f"4096-{COUNT}.npy")
     np.save(array, np.stack([different[index % len(different)]["x"] for index in range(COUNT)]))
-    field = Field(name="x", kind="bytes")
+    field = Field(name="x")
     found = _beside_torch(
         "A Python transform of LMDB values of 4 KB",
         [value["x"] for value in values],
@@ -124,8 +123,7 @@ def jpeg(count=2048, batch_size=32):
     import simplejpeg
     from PIL import Image
 
-    data = made_data(get_workload("jpeg"), count)
-    files = [record["jpg"] for record in data.records]
+    files = [record["jpg"] for record in jpegs(count)]
     cpus = usable_cpus()
 
     def bare():
@@ -145,7 +143,7 @@ def jpeg(count=2048, batch_size=32):
         Case("Pillow and np.stack, one thread", lambda: map(pillow, starts)),
         Case(f"Pillow and np.stack, {cpus} threads", lambda: several(iter(starts))),
     ]
-    path = write(data, "tar", ROOT).path
+    path = made(f"jpegs-{count}.tar", jpegs(), count)
     with held:
         source = held.enter_context(dataload.open(path, fields=["jpg"], decode="auto"))
         cases += loaders(held, source, batch_size, range(5), {cpus: 0.95})

@@ -4,9 +4,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.harness import ROOT, Case, against, batches, loaders, more_workers, run_cases
-from benchmarks.workloads import get_workload, made_data
-from dataload.bench.data import write
+from benchmarks.harness import Case, against, batches, loaders, made_tokens, more_workers, run_cases
 from dataload.sources.tokens.reader import TokenSource
 
 T = 1024
@@ -15,7 +13,7 @@ TOKENS = 50_000_000
 
 
 def tokens():
-    path = write(made_data(get_workload("tokens"), TOKENS // T + 1), "tokens", ROOT).path
+    path = made_tokens("tokens.npy", np.resize(np.random.default_rng(0).integers(0, 50_304, 10**6, np.uint16), TOKENS))
     source = TokenSource(path, window=T + 1)
     plan = [rows for rows in batches(len(source), ROWS) if len(rows) == ROWS]
     stored = np.load(path, mmap_mode="r")

@@ -2,8 +2,8 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +14,6 @@ from dataload._util.lazy import load_optional
 from dataload.bench.data import Data, Written, writable_formats, write
 from dataload.convert import convert
 from dataload.convert.create import create
-from dataload.errors import ConfigError, closest
 from dataload.types import Array
 
 Records: TypeAlias = list[Mapping[str, Any]]
@@ -26,28 +25,6 @@ _PHOTO_FILES = (
     ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
     ("matplotlib", "mpl-data/sample_data", ("grace_hopper.jpg",)),
 )
-_TOKENS = 50_304
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One kind of made data: a few `different` records, over and over; `decodes` are fields that hold JPEG files.
-
-    `version` is raised when they change; `formats` None means all; `reading`, of `benchmarks.limits`, opens the loader.
-    """
-
-    name: str
-    records: int
-    batch_size: int
-    different: Callable[[], Records]
-    formats: tuple[str, ...] | None = None
-    decodes: tuple[str, ...] = ()
-    version: int = 1
-    reading: str | None = None
-
-    def make(self, count: int) -> Records:
-        """Return the given number of records."""
-        return repeat_records(self.different(), count)
 
 
 def repeat_records(records: Records, count: int) -> Records:
@@ -70,11 +47,16 @@ def blobs(least: int, below: int, different: int) -> Records:
 @lru_cache(maxsize=1)
 def _photos() -> Records:
     """Return crops of photos that packages ship (scikit-learn, else matplotlib), or smooth noise; all of one size."""
-    simplejpeg = load_optional("simplejpeg", needed_by="the workload 'jpeg'", extra="tar")
+    simplejpeg = load_optional("simplejpeg", needed_by="JPEG files", extra="tar")
     rng = np.random.default_rng(0)
     photos = photographs(simplejpeg.decode_jpeg)
     images = [_crop(photos[i % len(photos)], rng) if photos else _noise(rng) for i in range(_PHOTOS)]
     return [{"jpg": simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90)} for image in images]
+
+
+def jpegs(count: int = _PHOTOS) -> Records:
+    """Return records of one field: JPEG files of 500 x 375, of which a few differ."""
+    return repeat_records(_photos(), count)
 
 
 def _crop(photo: Array, rng: np.random.Generator) -> Array:
@@ -98,18 +80,6 @@ def photographs(decode: Callable[[bytes], Array]) -> list[Array]:
     return []
 
 
-def _pictures() -> Records:
-    """Make the records of TorchRecord's README: a picture of 224 x 224 and its label."""
-    values = np.random.default_rng(0).integers(0, 255, (32, 224, 224, 3), np.uint8)
-    return [{"data": values[i % 32], "label": np.array([i % 10], np.int64)} for i in range(160)]
-
-
-def _tokens() -> Records:
-    """Make blocks of 1,024 tokens; written one after another they are a token file."""
-    values = np.random.default_rng(0).integers(0, _TOKENS, (_DIFFERENT, 1024), np.uint16)
-    return [{"tokens": value} for value in values]
-
-
 def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
     """Yield `count` numbers below 2^16 and hold the GIL for tens of ns times `work` for each: a pure-Python decoder."""
     value = sequence
@@ -119,32 +89,15 @@ def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
         yield value
 
 
-_ALL = (
-    Workload("floats-4k", 100_000, 256, partial(floats, 1024)),
-    Workload("floats-64", 1_000_000, 1024, partial(floats, 16)),
-    Workload("blobs", 1_000, 32, partial(blobs, 20_000, 600_000, 64)),
-    Workload("jpeg", 2_000, 32, _photos, None, ("jpg",), 2, "decoding_loader"),  # 500 x 375
-    Workload("pictures", 2_000, 32, _pictures),
-    Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
-)
-WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
+WORKLOADS = {"floats-4k": (100_000, 256, 1024), "floats-64": (1_000_000, 1024, 16)}
+"""Numbers of records, of those of a batch, and of the float32 values of a record, by name."""
 
 
-def get_workload(name: str) -> Workload:
-    """Return the workload called `name`."""
-    if name not in WORKLOADS:
-        raise ConfigError(f"there is no workload {name!r}: {closest(name, WORKLOADS)}", key="made", value=name)
-    return WORKLOADS[name]
-
-
-def made_data(workload: Workload, records: int | None = None) -> Data:
+def made_data(name: str, records: int | None = None) -> Data:
     """Return the records of a workload, or the given number of them."""
-    count = workload.records if records is None else records
-    made = workload.make(count)
-    content = digest(workload.name, workload.version, count)
-    reading = {"reading": f"benchmarks.limits:{workload.reading}"} if workload.reading else {}
-    formats = workload.formats or writable_formats()
-    return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes, **reading)
+    count, batch_size, size = WORKLOADS[name]
+    made = repeat_records(floats(size), count if records is None else records)
+    return Data(name, digest(name, 1, len(made)), made, ("x",), writable_formats(), batch_size)
 
 
 def write_made(data: Data, format_name: str, cache: Path, shards: int = 1) -> Written:

@@ -5,9 +5,8 @@ numpy and has this repository on ``PYTHONPATH``: the modules here import nothing
 installs the peers that get along with one another.
 
 A task for a peer has the options of `field.Field.to_options`, and in ``path`` a file of a format that the peer reads,
-or what `plan` has written for it. In LMDB and ArrayRecord files a record is the bytes of the field, unless
-``options["open"]["codec"]`` says otherwise; in tar archives it is the component ``x.npy`` for arrays, and ``bin`` or
-``jpg``, with DALI's index beside the archive.
+or what `plan` has written for it. In LMDB and ArrayRecord files a record is the bytes of the field; in tar archives it
+is the component ``x.npy``, with DALI's index beside the archive.
 """
 
 import subprocess
@@ -18,10 +17,9 @@ from typing import Any
 
 from benchmarks.peers import own_formats as own
 from benchmarks.peers import readers, torch_loader
-from benchmarks.peers.field import Field, FieldKind
+from benchmarks.peers.field import Field
 from dataload.bench.runner import versions
 from dataload.bench.task import Order, Reading, Task
-from dataload.errors import ConfigError, closest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class Peer:
     readings: Mapping[str, Callable[..., Reading]]
     orders: tuple[Order, ...] = ("global", "sequential")
     write: Callable[..., str] | None = None
-    kinds: tuple[FieldKind, ...] = ("array", "bytes", "image")
     workers: bool = True
     grid: tuple[Mapping[str, Any], ...] = ()
     one_file: tuple[str, ...] = ("lmdb", "npy", "bagz")
@@ -68,9 +65,8 @@ def _own(name: str, imports: str, packages: str, read: Callable[..., Reading], *
 _GLOBAL: tuple[Order, ...] = ("global", "sequential")
 _POOL: tuple[Order, ...] = ("pool", "sequential")
 _ALL_ORDERS: tuple[Order, ...] = ("global", "pool", "sequential")
-_MEMMAP: Mapping[str, Any] = {"write": torch_loader.write_npy, "kinds": ("array",)}
+_MEMMAP: Mapping[str, Any] = {"write": torch_loader.write_npy}
 _DALI = "nvidia-dali-cuda120", "nvidia-dali-cuda130"
-_THREADS: Mapping[str, Any] = {"kinds": ("array", "bytes"), "workers": False}
 _ALL = (
     _torch("", torch_loader.RECORDS),
     _torch(", memmap", {"npy": torch_loader.memmap}, **_MEMMAP),
@@ -96,7 +92,7 @@ _ALL = (
     ),
     _own("LitData", "litdata torch", "litdata torch", own.litdata, _POOL, own.write_litdata, grid=_TORCH_GRID),
     Peer("DALI on CPU", ("nvidia.dali",), _DALI, {"tar": readers.dali}, _POOL, grid=({"prefetch_queue_depth": 4},)),
-    Peer("tf.data", ("tensorflow",), ("tensorflow-cpu",), {"tfrecord": readers.tf_data}, _POOL, **_THREADS),
+    Peer("tf.data", ("tensorflow",), ("tensorflow-cpu",), {"tfrecord": readers.tf_data}, _POOL, workers=False),
     Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), readers.SPDL, grid=({"buffer_size": 8},)),
     _own("bagz", "bagz", "bagz", own.bagz, _GLOBAL, own.write_bagz, workers=False),
     _own("Hugging Face datasets", "datasets", "datasets torch", own.arrow, _ALL_ORDERS, own.write_arrow),
@@ -124,20 +120,9 @@ PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}
 """By name, in the order of the tables."""
 
 
-def get_peer(name: str) -> Peer:
-    """Return the peer called `name`."""
-    if name not in PEERS:
-        raise ConfigError(f"there is no peer {name!r}: {closest(name, PEERS)}", key="peers", value=name)
-    return PEERS[name]
-
-
 def open_peer(task: Task) -> Reading:
     """Open the peer that a task names, over its data: the ``Task.reading`` of all peers."""
-    peer = get_peer(task.name)
-    if task.order not in peer.orders:
-        raise ConfigError(
-            f"{task.name} has the orders {', '.join(peer.orders)}, not {task.order!r}", key="order", value=task.order
-        )
+    peer = PEERS[task.name]
     reading = peer.readings[task.format](task, Field.from_options(task.options))
     advice = _ADVICE.get(task.name) or _ADVICE[task.name.partition(",")[0]]
     reading.settings = {**versions(*peer.packages), **reading.settings, "set up by": advice}

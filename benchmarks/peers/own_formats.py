@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.blends import hide_torchvision
-from benchmarks.peers.field import DecodeJpeg, Field, batches_of_rows, load, tensor_columns, worker_options
+from benchmarks.peers.field import Field, batches_of_rows, load, tensor_columns, worker_options
 from benchmarks.peers.torch_loader import torch_reading
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source
@@ -23,18 +23,13 @@ _LANCE_WRITTEN_AT_ONCE = 64
 _MOSAICML_ALGORITHMS = {"global": "naive", "pool": "py1e"}
 
 
-def mds(task: Task, field: Field) -> Reading:
+def mds(task: Task, _: Field) -> Reading:
     """Run MosaicML Streaming on local MDS shards."""
     streaming = _streaming()
     # Shared memory that an earlier process left under the same names would refuse this one.
     streaming.base.util.clean_stale_shared_memory()
-
-    class Decoded(streaming.StreamingDataset):
-        def __getitem__(self, at: Any) -> Any:
-            return DecodeJpeg(field.name)(super().__getitem__(at))
-
     algorithm = _MOSAICML_ALGORITHMS.get(task.order)
-    dataset = (Decoded if field.kind == "image" else streaming.StreamingDataset)(
+    dataset = streaming.StreamingDataset(
         local=task.path,
         batch_size=task.batch_size,
         shuffle=algorithm is not None,
@@ -53,8 +48,7 @@ def _streaming() -> Any:
 
 def write_mds(source: Source[Any], field: Field, directory: str) -> str:
     path = os.path.join(directory, "mds")
-    shape = ",".join(map(str, field.shape))
-    column = f"ndarray:{field.dtype}:{shape}" if field.kind == "array" else "bytes"
+    column = f"ndarray:{field.dtype}:{','.join(map(str, field.shape))}"
     limit = (_MDS_RECORD_BYTES + field.nbytes) * -(-len(source) // field.shards) + _MDS_HEADER_BYTES
     size = {} if field.shards == 1 else {"size_limit": limit}
     with _streaming().MDSWriter(out=path, columns={field.name: column}, **size) as writer:
@@ -67,8 +61,7 @@ def litdata(task: Task, field: Field) -> Reading:
     """Run LitData on its optimized format."""
     package = load("litdata", "litdata")
     options: dict[str, Any] = {"shuffle": task.order == "pool", "drop_last": False}
-    transform = DecodeJpeg(field.name) if field.kind == "image" else None
-    dataset = package.StreamingDataset(task.path, seed=task.seed, transform=transform, **options)
+    dataset = package.StreamingDataset(task.path, seed=task.seed, **options)
     several = worker_options(task)
     made = package.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
     settings = {**several, **options, **({"chunk_bytes": _LITDATA_CHUNK} if field.shards == 1 else {})}
@@ -87,18 +80,13 @@ def write_litdata(source: Source[Any], field: Field, directory: str) -> str:
     return path
 
 
-def arrow(task: Task, field: Field) -> Reading:
+def arrow(task: Task, _: Field) -> Reading:
     """Run Hugging Face datasets on Arrow files."""
     dataset = load("datasets", "datasets").load_from_disk(task.path)
     form = "torch" if task.workers else "numpy"
     if task.order == "pool":
         dataset = dataset.to_iterable_dataset(num_shards=_SHARDS).shuffle(seed=task.seed, buffer_size=_BUFFER)
-    if field.kind == "array":
-        dataset = dataset.with_format(form)
-    elif field.kind == "image" and task.order == "pool":
-        dataset = dataset.map(DecodeJpeg(field.name), batched=True, batch_size=task.batch_size)
-    elif field.kind == "image":
-        dataset = dataset.with_transform(DecodeJpeg(field.name))
+    dataset = dataset.with_format(form)
     if task.workers and task.order != "pool":
         reading = torch_reading(task, dataset)
         reading.settings = {**reading.settings, "format": form}
@@ -121,11 +109,9 @@ def arrow(task: Task, field: Field) -> Reading:
 def write_arrow(source: Source[Any], field: Field, directory: str) -> str:
     datasets = load("datasets", "datasets")
     path, cache = os.path.join(directory, "arrow"), os.path.join(directory, "cache")
-    kind = datasets.Value("large_binary")
-    if field.kind == "array":
-        kind = datasets.List(datasets.Value(field.dtype), length=math.prod(field.shape))
+    kind = datasets.List(datasets.Value(field.dtype), length=math.prod(field.shape))
     made = datasets.Dataset.from_generator(
-        lambda: ({field.name: v.ravel() if field.kind == "array" else v} for v in field.values(source)),
+        lambda: ({field.name: value.ravel()} for value in field.values(source)),
         features=datasets.Features({field.name: kind}),
         cache_dir=cache,
         fingerprint="dataload-bench",  # else it would pickle the records to make one
@@ -151,9 +137,7 @@ def lance(task: Task, field: Field) -> Reading:
 
 
 def _lance_column(values: Any, field: Field) -> Any:
-    """Return a column of pyarrow, whole or in chunks, as numpy or as a list of bytes."""
-    if field.kind != "array":
-        return field.column(values.to_pylist())
+    """Return a column of pyarrow, whole or in chunks, as numpy."""
     chunks = values.chunks if hasattr(values, "chunks") else [values]
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
     return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(-1, *field.shape)
@@ -162,19 +146,14 @@ def _lance_column(values: Any, field: Field) -> Any:
 def write_lance(source: Source[Any], field: Field, directory: str) -> str:
     pa = load("pyarrow", "pylance")
     path = os.path.join(directory, f"{field.name}.lance")
-    kind = pa.large_binary()
-    if field.kind == "array":
-        kind = pa.list_(pa.from_numpy_dtype(np.dtype(field.dtype)), math.prod(field.shape))
+    kind = pa.list_(pa.from_numpy_dtype(np.dtype(field.dtype)), math.prod(field.shape))
     schema = pa.schema([pa.field(field.name, kind)])
 
     def batches() -> Iterator[Any]:
         iterator = field.values(source)
         while values := list(islice(iterator, _LANCE_WRITTEN_AT_ONCE)):
-            if field.kind == "array":
-                flat = pa.array(np.concatenate([value.ravel() for value in values]))
-                column = pa.FixedSizeListArray.from_arrays(flat, type=kind)
-            else:
-                column = pa.array(values, kind)
+            flat = pa.array(np.concatenate([value.ravel() for value in values]))
+            column = pa.FixedSizeListArray.from_arrays(flat, type=kind)
             yield pa.record_batch([column], schema=schema)
 
     stream, most = pa.RecordBatchReader.from_batches(schema, batches()), -(-len(source) // field.shards)
@@ -200,5 +179,5 @@ def write_bagz(source: Source[Any], field: Field, directory: str) -> str:
     path = os.path.join(directory, f"{field.name}.bag")
     with load("bagz", "bagz").Writer(path) as writer:
         for value in field.values(source):
-            writer.write(field.stored(value))
+            writer.write(value.tobytes())
     return path

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import dataload
-from benchmarks.peers import Peer, get_peer, why_missing
+from benchmarks.peers import PEERS, Peer, why_missing
 from benchmarks.peers.field import Field
 from benchmarks.workloads import write_once, write_shards
 from dataload.bench.data import Choices, Data, Written
@@ -46,7 +45,7 @@ def plan_peers(
     """
     tasks: list[Task] = []
     missing: list[Measurement] = []
-    for peer in map(get_peer, names):
+    for peer in map(PEERS.__getitem__, names):
         plan = _Plan(peer, data, written, choices, cache, interpreters.get(peer.name), shards)
         try:
             tasks += plan.tasks()
@@ -85,9 +84,7 @@ class _Plan:
         absent = why_missing(peer, self.python)
         if absent is not None:
             raise ConfigError(absent, key="peers", value=peer.name)
-        field = replace(Field.of_record(self.data.records[0], decodes=bool(self.data.decodes)), shards=self.shards)
-        if field.kind not in peer.kinds:
-            raise ConfigError(f"reads fields of {', '.join(peer.kinds)}, not of {field.kind}", key="peers")
+        field = Field.of_record(self.data.records[0], self.shards)
         if not {*self.written, peer.own_format} & {*peer.readings}:
             lacks = f"reads {', '.join(peer.readings)}, not {', '.join(self.written)}: add one that it reads to"
             raise ConfigError(f"{lacks} --formats", key="formats")
@@ -104,16 +101,14 @@ class _Plan:
         """Return the peer's files in a format, written on first use."""
         directory, records = self.cache / self.data.content, self.data.records
         if form in _OF_BYTES:
-            values = (field.stored(records[i][field.name]) for i in range(len(records)))
+            values = (records[i][field.name].tobytes() for i in range(len(records)))
             if field.shards == 1:
                 return write_once(directory / f"bytes.{form}", lambda: values, format=form)
             return write_shards(directory / f"bytes.{form}", [*values], field.shards, format=form)
         if form != self.peer.own_format:
             return self.written[form].path
         if "tar" not in self.written:
-            possible = "tar" in self.data.formats
-            remedy = "add tar to --formats" if possible else f"{self.data.name} cannot be written as one"
-            raise ConfigError(f"its own format is written from a tar archive: {remedy}", key="formats")
+            raise ConfigError("its own format is written from a tar archive: add tar to --formats", key="formats")
         note = directory / f"peer-{self.peer.name.replace(' ', '-')}.json"  # the path, once the files are complete
         if not note.exists():
             note.write_text(json.dumps(self._prepare(str(note.with_suffix("")), field)), "utf-8")
@@ -138,11 +133,9 @@ class _Plan:
 
 def main(peer: str, source: str, directory: str, options: str) -> None:
     """Write a peer's own format, and print the path for ``Task.path``."""
-    field, write = Field.from_options(json.loads(options)), get_peer(peer).write
-    # Arrays are decoded from .npy; JPEG files have to stay files.
-    choices: dict[str, Any] = {"decode": "auto"} if field.kind == "array" else {}
+    field, write = Field.from_options(json.loads(options)), PEERS[peer].write
     os.makedirs(directory, exist_ok=True)
-    with dataload.open(source, **choices) as opened:
+    with dataload.open(source, decode="auto") as opened:
         print(f"\n{write(opened, field, directory)}")
 
 

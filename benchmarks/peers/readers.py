@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -15,7 +14,6 @@ import dataload
 from benchmarks.peers.field import (
     Field,
     batches_of_rows,
-    decode_jpeg,
     expand_files,
     load,
     tensor_columns,
@@ -37,16 +35,6 @@ _GRAIN_BATCHES_AHEAD = 16
 _TF_BUFFER = 1000
 
 
-@dataclass(frozen=True)
-class _Stack:
-    """The function of Grain's `Batch`. Its default makes an array of bytes, which cuts off zeros at their ends."""
-
-    field: Field
-
-    def __call__(self, values: Sequence[Any]) -> dict[str, Any]:
-        return {self.field.name: list(values) if self.field.kind == "bytes" else np.stack(values)}
-
-
 def grain(task: Task, field: Field) -> Reading:
     """Run Grain's Dataset API on ArrayRecord files: batches ahead in threads, or in worker processes."""
     package = load("grain", "grain")
@@ -60,7 +48,7 @@ def grain(task: Task, field: Field) -> Reading:
     dataset = package.MapDataset.source(source).seed(task.seed)
     if task.order == "global":
         dataset = dataset.shuffle()
-    dataset = dataset.map(field.decoder()).batch(task.batch_size, batch_fn=_Stack(field))
+    dataset = dataset.map(field.decoder()).batch(task.batch_size, batch_fn=partial(_stack, field.name))
     steps = len(dataset)
     ahead = {"num_threads": threads, "prefetch_buffer_size": _GRAIN_BATCHES_AHEAD if threads else 0}
     options = package.ReadOptions(**{**ahead, **(tuned(task) if threads else {})})
@@ -71,6 +59,10 @@ def grain(task: Task, field: Field) -> Reading:
     held.callback(_close, batches)
     read = {"num_threads": options.num_threads, "prefetch_buffer_size": options.prefetch_buffer_size}
     return Reading({"num_workers": task.workers, **read}, lambda _: islice(batches, steps), held=held)
+
+
+def _stack(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    return {name: np.stack(values)}
 
 
 def _close(batches: Any) -> None:
@@ -84,8 +76,7 @@ def _close(batches: Any) -> None:
 def tf_data(task: Task, field: Field) -> Reading:
     """Run tf.data on TFRecord files of Examples, with threads of its own."""
     tf = load("tensorflow", "tensorflow-cpu")
-    kind = tf.string if field.kind == "bytes" else tf.dtypes.as_dtype(field.dtype)
-    features = {field.name: tf.io.FixedLenFeature(field.shape, kind)}
+    features = {field.name: tf.io.FixedLenFeature(field.shape, tf.dtypes.as_dtype(field.dtype))}
     data = tf.data.TFRecordDataset(expand_files(task.path))
     if task.order == "pool":
         data = data.shuffle(_TF_BUFFER, seed=task.seed)
@@ -93,53 +84,44 @@ def tf_data(task: Task, field: Field) -> Reading:
     data = data.map(lambda records: tf.io.parse_example(records, features), num_parallel_calls=tf.data.AUTOTUNE)
     data = data.prefetch(tf.data.AUTOTUNE)
     settings = {"shuffle_buffer": _TF_BUFFER} if task.order == "pool" else {}
-    return Reading(settings, lambda _: data.as_numpy_iterator(), _numpy_columns)
-
-
-def _numpy_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() if value.dtype == object else value for name, value in batch.items()}
+    return Reading(settings, lambda _: data.as_numpy_iterator())
 
 
 def dali(task: Task, field: Field) -> Reading:
     """Run NVIDIA DALI on the CPU, on tar archives with its index."""
-    threads = max(1, task.workers)
+    return dali_reading(task, field.component, load("nvidia.dali.fn", _DALI).decoders.numpy, task.order == "pool")
+
+
+def dali_reading(task: Task, component: str, decode: Callable[[Any], Any], shuffled: bool) -> Reading:
+    """Run DALI on the components of tar archives, which `decode` decodes."""
     fn, archives = load("nvidia.dali.fn", _DALI), expand_files(task.path)
-    options = {"batch_size": task.batch_size, "num_threads": threads, "prefetch_queue_depth": 2, **tuned(task)}
-    pipeline = load("nvidia.dali", _DALI).Pipeline(**options, device_id=None, seed=task.seed)
+    options = {"num_threads": max(1, task.workers), "prefetch_queue_depth": 2, **tuned(task)}
+    pipeline = load("nvidia.dali", _DALI).Pipeline(task.batch_size, **options, device_id=None, seed=task.seed)
     with pipeline:
         data = fn.readers.webdataset(
             paths=archives,
             index_paths=[f"{path.removesuffix('.tar')}.idx" for path in archives],
-            ext=[field.component],
-            random_shuffle=task.order == "pool",
+            ext=[component],
+            random_shuffle=shuffled,
             initial_fill=_DALI_FILL,
             pad_last_batch=True,
             missing_component_behavior="error",
             name="reader",
         )
-        if field.kind == "array":
-            data = fn.decoders.numpy(data)
-        elif field.kind == "image":
-            # The upsampling that libjpeg, and so the other loaders here, have by default.
-            data = fn.decoders.image(data, device="cpu", jpeg_fancy_upsampling=True)
-        pipeline.set_outputs(data)
+        pipeline.set_outputs(decode(data))
     pipeline.build()
     records = pipeline.epoch_size("reader")
 
     def batches(_: int) -> Iterator[Any]:
         # The last batch of an epoch is filled up with its last record.
         for start in range(0, records, task.batch_size):
-            (output,) = pipeline.run()
-            yield output, min(task.batch_size, records - start)
+            yield pipeline.run()[0], min(task.batch_size, records - start)
 
     def columns(batch: Any) -> dict[str, Any]:
         output, rows = batch
-        if field.kind == "bytes":
-            return {field.name: [np.asarray(output.at(row)).data for row in range(rows)]}
-        return {field.name: np.asarray(output.as_tensor())[:rows]}
+        return {component.partition(".")[0]: np.asarray(output.as_tensor())[:rows]}
 
-    del options["batch_size"]
-    return Reading({**options, "initial_fill": _DALI_FILL if task.order == "pool" else 0}, batches, columns)
+    return Reading({**options, "initial_fill": _DALI_FILL if shuffled else 0}, batches, columns)
 
 
 def tar_shards(task: Task, field: Field) -> Reading:
@@ -157,10 +139,7 @@ def tar_shards(task: Task, field: Field) -> Reading:
     dataset = wds.WebDataset(shards, shardshuffle=len(shards) if shuffled else False)
     if shuffled:
         dataset = dataset.shuffle(_WEBDATASET_BUFFER)
-    if field.kind == "array":
-        dataset = dataset.decode(wds.handle_extension("npy", field.decoder()))  # its own parses each header anew
-    elif field.kind == "image":
-        dataset = dataset.decode(wds.handle_extension("jpg", decode_jpeg))
+    dataset = dataset.decode(wds.handle_extension("npy", field.decoder()))  # its own parses each header anew
     dataset = dataset.to_tuple(field.component).batched(task.batch_size)
     several = worker_options(task)
     made = wds.WebLoader(dataset, batch_size=None, **several)
@@ -181,9 +160,14 @@ def write_tar_shards(source: Source[Any], field: Field, directory: str) -> str:
 
 def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
     """Run SPDL's pipeline of threads over records of our formats."""
-    builder = load("spdl.pipeline", "spdl-core").PipelineBuilder
     records = records_class(task.path, field)
-    threads = max(1, task.workers)
+    return spdl_reading(task, records, lambda indices: {field.name: field.column(list(records.read(indices)))})
+
+
+def spdl_reading(task: Task, records: Stored, read: Callable[[list[int]], Any]) -> Reading:
+    """Run SPDL's pipeline of threads, each of which makes batches from indices of records."""
+    builder = load("spdl.pipeline", "spdl-core").PipelineBuilder
+    threads, buffered = max(1, task.workers), tuned(task).get("buffer_size", _SPDL_BUFFER)
     held = ExitStack()
     held.callback(records.close)
 
@@ -195,24 +179,15 @@ def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
         def __iter__(self) -> Iterator[list[int]]:
             return (rows.tolist() for rows in batches_of_rows(task, len(records), next(self.epochs)))
 
-    def read(indices: list[int]) -> dict[str, Any]:
-        return {field.name: field.column(list(records.read(indices)))}
-
     pipeline = (
         builder()
         .add_source(Batches(), continuous=True)
         .pipe(read, concurrency=threads)
-        .add_sink(tuned(task).get("buffer_size", _SPDL_BUFFER))
+        .add_sink(buffered)
         .build(num_threads=threads, max_failures=0)
     )
     held.enter_context(pipeline.auto_stop())
-    settings = {
-        "num_threads": threads,
-        "concurrency": threads,
-        "buffer_size": _SPDL_BUFFER,
-        "continuous": True,
-        **tuned(task),
-    }
+    settings = {"num_threads": threads, "concurrency": threads, "buffer_size": buffered, "continuous": True}
     return Reading(settings, lambda _: iter(pipeline), held=held)
 
 

@@ -44,8 +44,6 @@ class Data:
     fields: tuple[str, ...]
     formats: tuple[str, ...]
     batch_size: int
-    decodes: tuple[str, ...] = ()  # fields of JPEG files
-    reading: str = f"{__name__}:loader"
     varying: tuple[str, ...] = ()  # fields whose shape differs between records
     usual: tuple[str, ...] = ()  # compared unless others are named
     raw: RandomAccessSource[Any] | None = None  # without decoding, for formats that keep files
@@ -118,36 +116,26 @@ def write(data: Data, format_name: str, cache: Path) -> Written:
     count = len(data.records)
     directory = cache / data.content / format_name
     facts_file = directory / "facts.json"
-    suffixes = (".npy",) if format_name == "tokens" else get_format(format_name).suffixes
-    target = directory / f"data{''.join(suffixes[:1])}"
+    target = directory / f"data{''.join(get_format(format_name).suffixes[:1])}"
     if not facts_file.exists():
         shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
         directory.mkdir(parents=True)
         _check_room(data, directory)
+        files = data.raw is not None and "decode" in get_format(format_name).reader_options.names()
         begun = perf_counter()
-        _write(data, format_name, target)
+        convert(data.raw if files and data.raw is not None else data.records, target, format=format_name)
         seconds = perf_counter() - begun
         facts_file.write_text(json.dumps({"nbytes": _size(target), "write_seconds": seconds}), "utf-8")
     facts = FileFacts(data.name, format_name, count, **json.loads(facts_file.read_text("utf-8")))
     return Written(str(target), _options(data, format_name), facts)
 
 
-def _write(data: Data, format_name: str, target: Path) -> None:
-    if format_name == "tokens":
-        np.save(target, np.concatenate([data.records[i]["tokens"] for i in range(len(data.records))]))
-    else:
-        files = data.raw is not None and "decode" in get_format(format_name).reader_options.names()
-        convert(data.raw if files and data.raw is not None else data.records, target, format=format_name)
-
-
 def _options(data: Data, format_name: str) -> dict[str, Any]:
     """Return the options with which a format's reader returns the fields that `convert` has written."""
-    if format_name == "tokens":
-        return {"window": 1025}
     entry = get_format(format_name)
     options: dict[str, Any] = {"codec": entry.default_codec or DEFAULT_CODEC} if entry.content == "bytes" else {}
     if "decode" in entry.reader_options.names():
-        options |= {"fields": list(data.fields), **({} if data.decodes else {"decode": "auto"})}
+        options |= {"fields": list(data.fields), "decode": "auto"}
     return options
 
 
@@ -204,7 +192,7 @@ def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -
             name=AS_IT_IS if one is data.own else "dataload",
             path=one.path,
             format=one.facts.format,
-            reading=data.reading,
+            reading=f"{__name__}:loader",
             order=order,
             workers=workers,
             options={
@@ -253,7 +241,7 @@ def open_data(task: Task) -> Source[Any]:
     return open_source(task.path, format=task.format, **task.options.get("open", {}))
 
 
-def loader(task: Task, transform: Callable[[Any], Any] | None = None) -> Reading:
+def loader(task: Task, transform: Callable[..., Any] | None = None) -> Reading:
     """Open `dataload.Loader` with the kind of workers in the option ``executor``."""
     held = ExitStack()
     source = held.enter_context(open_data(task))

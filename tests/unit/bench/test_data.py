@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dataload
-from benchmarks.workloads import get_workload, made_data
+from benchmarks.workloads import made_data
 from dataload.api import open_source
 from dataload.bench.data import advice, own_data, write
 from dataload.bench.runner import FileFacts
@@ -17,7 +17,7 @@ from dataload.errors import ConfigError
 
 @pytest.fixture
 def data():
-    return made_data(get_workload("floats-64"), 20)
+    return made_data("floats-64", 20)
 
 
 @pytest.mark.parametrize("name", ["syrah", "torchrecord", "lmdb", "tar", "array_record"])
@@ -30,15 +30,6 @@ def test_every_format_gives_the_records_back(tmp_path, data, name):
     assert (one.facts.workload, one.facts.format, one.facts.records) == ("floats-64", name, 20)
     assert one.facts.nbytes > 20 * 64
     assert one.facts.write_seconds > 0
-
-
-def test_tokens_overlap_by_one(tmp_path):
-    data = made_data(get_workload("tokens"), 3)
-    one = write(data, "tokens", tmp_path)
-    flat = np.concatenate([record["tokens"] for record in data.records])
-    with open_source(one.path, format="tokens", **one.options) as source:
-        first = next(iter(source[0].values()))
-    np.testing.assert_array_equal(first, flat[:1025])
 
 
 def test_what_was_not_finished_is_written_anew(tmp_path, data, monkeypatch):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dataload
-from benchmarks.peers import PEERS, get_peer, open_peer, why_missing
-from benchmarks.peers.field import Field, decode_jpeg
+from benchmarks.peers import PEERS, open_peer, why_missing
+from benchmarks.peers.field import Field
 from dataload.bench.task import MODULUS, Task, check_record
 from dataload.errors import ConfigError
 
@@ -25,27 +25,15 @@ READINGS = [
 ]
 
 
-def values_of(kind):
-    rng = np.random.default_rng(0)
-    if kind == "array":
-        return [rng.standard_normal((2, 3), np.float32) for _ in range(COUNT)]
-    if kind == "bytes":  # with zeros at the ends, which arrays of bytes lose
-        return [rng.bytes(int(size)) + bytes(2) for size in rng.integers(1, 400, COUNT)]
-    simplejpeg = pytest.importorskip("simplejpeg")
-    return [simplejpeg.encode_jpeg(rng.integers(0, 255, (16, 24, 3), np.uint8)) for _ in range(COUNT)]
-
-
 class Data:
     """Records of one field, written once for each format."""
 
-    def __init__(self, directory, kind):
+    def __init__(self, directory):
         self.directory = directory
         self.paths = {}
-        self.name = {"array": "x", "bytes": "bin", "image": "jpg"}[kind]
-        self.values = values_of(kind)
-        self.field = Field.of_record({self.name: self.values[0]}, decodes=kind == "image")
-        self.read = [decode_jpeg(value) for value in self.values] if kind == "image" else self.values
-        self.checksum = sum(check_record({self.name: value}) for value in self.read) % MODULUS
+        self.values = [*np.random.default_rng(0).standard_normal((COUNT, 2, 3), np.float32)]
+        self.field = Field.of_record({"x": self.values[0]})
+        self.checksum = sum(check_record({"x": value}) for value in self.values) % MODULUS
 
     def path(self, peer, form):
         key = peer.name, form
@@ -57,10 +45,10 @@ class Data:
         directory = self.directory / f"{peer.name} {form}"
         directory.mkdir()
         if form == peer.own_format:
-            return peer.write(dataload.MemorySource({self.name: self.values}), self.field, str(directory))
-        path = directory / f"{self.name}.{form}"
+            return peer.write(dataload.MemorySource({"x": self.values}), self.field, str(directory))
+        path = directory / f"x.{form}"
         with dataload.create(path) as writer:
-            writer.extend({self.name: v} if form == "tar" else self.field.stored(v) for v in self.values)
+            writer.extend({"x": v} if form == "tar" else v.tobytes() for v in self.values)
         return str(path)
 
     def task(self, peer, form, order, **changes):
@@ -78,14 +66,7 @@ class Data:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    made = {}
-
-    def get(kind):
-        if kind not in made:
-            made[kind] = Data(tmp_path_factory.mktemp(kind), kind)
-        return made[kind]
-
-    return get
+    return Data(tmp_path_factory.mktemp("data"))
 
 
 @contextmanager
@@ -105,39 +86,26 @@ def epoch_of(reading, epoch):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize(
-    ("peer", "form", "kind"),
-    [
-        pytest.param(*reading.values, kind, marks=[pytest.mark.slow_suite] if number else [])
-        for reading in READINGS
-        for number, kind in enumerate(reading.values[0].kinds)
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_a_peer_reads_every_record_once_in_each_epoch_and_keeps_to_the_order(peer, form, kind, data):
-    made = data(kind)
-    size = sum(value.nbytes if isinstance(value, np.ndarray) else len(value) for value in made.read)
-    seen = {}
+@pytest.mark.parametrize(("peer", "form"), READINGS)
+def test_a_peer_reads_every_record_once_in_each_epoch_and_keeps_to_the_order(peer, form, data):
+    size, seen = COUNT * data.field.nbytes, {}
     for order in peer.orders:
-        with opened(made.task(peer, form, order)) as reading:
-            assert [epoch_of(reading, epoch) for epoch in range(2)] == [(COUNT, size, made.checksum)] * 2
+        with opened(data.task(peer, form, order)) as reading:
+            assert [epoch_of(reading, epoch) for epoch in range(2)] == [(COUNT, size, data.checksum)] * 2
             assert json.loads(json.dumps(reading.settings))
-            if kind == "array":
-                batches = map(reading.columns, reading.batches(0))
-                seen[order] = np.concatenate([batch["x"].reshape(len(batch["x"]), -1)[:, 0] for batch in batches])
-    if kind == "array":
-        wanted = [value[0, 0] for value in made.values]
-        assert seen.pop("sequential").tolist() == wanted
-        assert seen
-        for items in seen.values():
-            assert items.tolist() != wanted
-            assert sorted(items) == sorted(wanted)
+            batches = map(reading.columns, reading.batches(0))
+            seen[order] = np.concatenate([batch["x"].reshape(len(batch["x"]), -1)[:, 0] for batch in batches])
+    wanted = [value[0, 0] for value in data.values]
+    assert seen.pop("sequential").tolist() == wanted
+    assert seen
+    for items in seen.values():
+        assert items.tolist() != wanted
+        assert sorted(items) == sorted(wanted)
 
 
 def test_a_peer_with_workers_reads_the_same_and_ends_them(data):
-    made = data("bytes")
-    with opened(made.task(get_peer("torch DataLoader"), "lmdb", "global", workers=2)) as reading:
-        assert [epoch_of(reading, epoch)[2] for epoch in range(2)] == [made.checksum] * 2
+    with opened(data.task(PEERS["torch DataLoader"], "lmdb", "global", workers=2)) as reading:
+        assert [epoch_of(reading, epoch)[2] for epoch in range(2)] == [data.checksum] * 2
         assert reading.settings["num_workers"] == 2
     with pytest.raises(ConfigError, match="this reading is closed"):
         reading.batches(2)
@@ -155,7 +123,7 @@ def test_the_modules_of_peers_import_nothing_but_numpy():
 
 
 def test_a_peer_that_is_not_there_says_so(tmp_path):
-    absent = replace(get_peer("Grain"), imports=("no_such.inner",), packages=("no-such-package",))
+    absent = replace(PEERS["Grain"], imports=("no_such.inner",), packages=("no-such-package",))
     missing = "not installed (no module {}): pip install no-such-package"
     assert why_missing(replace(absent, imports=("sys",))) is None
     assert why_missing(replace(absent, imports=("no_such_module",))) == missing.format("no_such_module")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.limits import plan_limits
-from benchmarks.workloads import get_workload, made_data
+from benchmarks.workloads import made_data
 from dataload.api import open_source
 from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
@@ -21,7 +21,7 @@ from dataload.bench.task import check_batch, check_record, measure
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """200 records of 64 bytes as Syrah."""
-    data = made_data(get_workload("floats-64"), 200)
+    data = made_data("floats-64", 200)
     return data, write(data, "syrah", tmp_path_factory.mktemp("cache"))
 
 

@@ -1,17 +1,13 @@
-"""``num_workers`` as an upper bound, and "auto": against every fixed setting, on ten workloads.
+"""``num_workers`` as an upper bound, and "auto": against every fixed setting, on seven workloads.
 
 All loaders of a workload are open at once, and take turns of a few tenths of a second. Adaptive ones first run alone
 until they have settled.
 """
 
-import mmap
-import os
 import statistics
 import time
 from contextlib import ExitStack
 from functools import partial
-
-import numpy as np
 
 import dataload
 from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
@@ -22,35 +18,12 @@ from dataload.bench.runner import ratios_of
 AIM_AUTO, AIM_MORE = 0.9, 0.97
 
 
-class Cold:
-    """Records of a file that are read from the disk each time, whatever the page cache holds."""
-
-    def __init__(self, path, size):
-        self._file = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
-        self._size = size
-
-    def __len__(self):
-        return os.fstat(self._file).st_size // self._size
-
-    def __getitem__(self, index):
-        start = index * self._size // mmap.PAGESIZE * mmap.PAGESIZE
-        os.posix_fadvise(self._file, start, self._size + mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
-        return os.pread(self._file, self._size, index * self._size)
-
-
 def busy(sample, rounds):
     """A transform that holds the GIL, for about a microsecond per 20 rounds."""
     value = 0
     for number in range(rounds):
         value += number * number
     return {"index": sample["index"], "value": value}
-
-
-def nap(batch, seconds, uneven=0):
-    """A stage that waits, as for a server: each sixth batch `uneven` times as long."""
-    time.sleep(seconds * (1 + uneven * (int(batch["index"][0]) % 6 == 0)))
-    return batch
 
 
 def decode(sample):
@@ -64,11 +37,6 @@ def rest(seconds, _):
     time.sleep(seconds)
 
 
-def think(size, _):
-    """A consumer that computes."""
-    np.sort(np.arange(size, 0, -1))
-
-
 def nothing(_):
     """A consumer that only reads."""
 
@@ -79,10 +47,6 @@ def syrah(size, count):
 
 def numbers():
     return dataload.RangeSource(1 << 24)
-
-
-def cold():
-    return Cold(made("4096-200000.syr", floats(1024), 200_000), 4096)
 
 
 def photos():
@@ -101,15 +65,7 @@ WORKLOADS = {
     "values of LMDB": (values, {"batch_size": 256}, nothing),
     "decoding": (photos, {"batch_size": 32, "transform": decode}, nothing),
     "Python": (numbers, {"batch_size": 64, "transform": partial(busy, rounds=200)}, nothing),
-    "Python, processes": (
-        numbers,
-        {"batch_size": 64, "transform": partial(busy, rounds=1000), "executor": "processes"},
-        nothing,
-    ),
-    "cold disk": (cold, {"batch_size": 64}, nothing),
-    "uneven waits": (numbers, {"batch_size": 64, "batch_transform": partial(nap, seconds=0.004, uneven=8)}, nothing),
     "a slow consumer": (numbers, {"batch_size": 64, "transform": partial(busy, rounds=200)}, partial(rest, 0.01)),
-    "decoding, a consumer that computes": (photos, {"batch_size": 32, "transform": decode}, partial(think, 1_000_000)),
 }
 
 

@@ -73,7 +73,7 @@ def made(arguments):
         if arguments.search:
             plan = partial(_searched, plan, pythons, arguments.search, searched)
         more = {"plan": plan, "write": partial(write_made, shards=shards), "interpreters": pythons, "wide": True}
-        done = side_by_side([data], arguments.formats, choices, arguments.repeats, arguments.cache, **more)
+        done = side_by_side(data, arguments.formats, choices, arguments.repeats, arguments.cache, **more)
         found = {key: (*value, *{**done, "rows": searched}[key]) for key, value in found.items()}
     return found
 

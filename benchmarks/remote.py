@@ -111,8 +111,8 @@ def _peer_task(lab, name, form, python):
     prefix = name.replace(" ", "-").lower()
     directory = lab.scratch / prefix
     written = [str(directory), SHARDS, data["rows"], RECORD]
-    lab.run({"client": name, "write": written, "cache": None}, python=python)
-    keys = lab.server.put_directory(lab.bucket, directory, f"{prefix}/")
+    path = lab.run({"client": name, "write": written, "cache": None}, python=python)["path"]
+    keys = lab.server.put_directory(lab.bucket, Path(path), f"{prefix}/")
     shutil.rmtree(directory)
     return lab.task(name, {**data, "keys": keys, "prefix": prefix})
 

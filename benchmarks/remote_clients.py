@@ -18,6 +18,8 @@ from subprocess import list2cmdline
 
 import numpy as np
 
+from benchmarks.peers.field import Field
+from benchmarks.peers.own_formats import write_litdata, write_mds
 from dataload.bench.task import used
 
 FIELD = "x"
@@ -32,6 +34,19 @@ def record(index, nbytes):
 
 def records(shard, count, nbytes):
     return ({FIELD: record(shard * count + row, nbytes)} for row in range(count))
+
+
+class Records:
+    """The records of all shards, made when they are read."""
+
+    def __init__(self, count, nbytes):
+        self._count, self._nbytes = count, nbytes
+
+    def __len__(self):
+        return self._count
+
+    def read(self, indices):
+        return [{FIELD: record(index, self._nbytes)} for index in indices]
 
 
 def _store(task):
@@ -172,16 +187,6 @@ def mosaicml(task):
     return run
 
 
-def write_mosaicml(directory, shards, count, nbytes):
-    from streaming import MDSWriter
-
-    column, limit = {FIELD: f"ndarray:uint8:{nbytes}"}, count * (nbytes + 64)
-    with MDSWriter(out=directory, columns=column, size_limit=limit) as writer:
-        for shard in range(shards):
-            for sample in records(shard, count, nbytes):
-                writer.write(sample)
-
-
 def litdata(task):
     """LitData: its optimized chunks, `StreamingDataset` with a local cache."""
     from litdata import StreamingDataset
@@ -196,17 +201,6 @@ def litdata(task):
         return {"nbytes": sum(sample[FIELD].nbytes for sample in data)}
 
     return run
-
-
-def write_litdata(directory, shards, count, nbytes):
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(directory, chunk_size=count)
-    for shard in range(shards):
-        for row, sample in enumerate(records(shard, count, nbytes)):
-            writer.add_item(shard * count + row, sample)
-    writer.done()
-    writer.merge()
 
 
 def webdataset(task):
@@ -258,7 +252,7 @@ def s3fs(task):
 
 CLIENTS = {each.__name__: each for each in (get_objects, get_ranges, loader)}
 PEERS = {
-    "MosaicML Streaming": (mosaicml, write_mosaicml),
+    "MosaicML Streaming": (mosaicml, write_mds),
     "LitData": (litdata, write_litdata),
     "webdataset, curl": (webdataset, "tar"),
     "s3torchconnector": (s3torch, "syr"),
@@ -270,8 +264,10 @@ PEERS = {
 def main():
     task = json.load(sys.stdin)
     if "write" in task:
-        PEERS[task["client"]][1](*task["write"])
-        found = {}
+        directory, shards, rows, nbytes = task["write"]
+        field = Field(name=FIELD, shape=(nbytes,), shards=shards)
+        os.makedirs(directory)
+        found = {"path": PEERS[task["client"]][1](Records(shards * rows, nbytes), field, directory)}
     else:
         make = CLIENTS.get(task["client"]) or PEERS[task["client"]][0]
         if task["cache"]:

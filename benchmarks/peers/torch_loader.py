@@ -211,4 +211,4 @@ def torch_reading(
         several["multiprocessing_context"] = start
     loader = data.DataLoader(dataset, **batching, **several)
     settings = {**several, "prefetch_factor": loader.prefetch_factor, "bulk": bulk}
-    return Reading(settings, lambda _: iter(loader), tensor_columns, held)
+    return Reading(settings, lambda _: iter(loader), tensor_columns, held or ExitStack())

@@ -3,11 +3,11 @@
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from html import escape
 from time import strftime
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from dataload._util.lazy import load_optional
 from dataload._util.settings import Seconds, check_setting
@@ -45,20 +45,29 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         ...         pass
     """
     every = check_setting("every", every, Seconds | None)
-    shown = sys.stderr if stream is None else stream
+    shown, output = sys.stderr if stream is None else stream, None
+    seconds, samples = _REFRESH_SECONDS, _RECENT_SAMPLES
     if stream is None and _in_notebook():
-        view = _View(loader, _Notebook())
+        output = _in_cell()
     elif shown is None or shown.closed:  # pyright: ignore[reportUnnecessaryComparison] # daemons
-        view = None
+        pass
     elif shown.isatty():
-        view = _View(loader, _Terminal(shown))
-    else:
-        view = None if every is None else _View(loader, _Log(shown), seconds=every, samples=1)
+        output = _on_terminal(shown)
+    elif every is not None:
+        output, seconds, samples = _in_log(shown), every, 1
+    if output is None:
+        yield
+        return
+    over, recent = threading.Event(), deque[Statistics](maxlen=samples)
+    view = threading.Thread(
+        target=_refresh, args=(loader, *output, recent, over, seconds), name="dataload-view", daemon=True
+    )
+    view.start()
     try:
         yield
     finally:
-        if view is not None:
-            view.close()
+        over.set()
+        view.join(_CLOSE_SECONDS)  # the terminal may be stopped (Ctrl-S)
 
 
 def describe(progress: Progress, recent: Statistics) -> list[str]:
@@ -83,108 +92,62 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-class _Output(Protocol):
-    """A destination for a view's lines. Used by the view's thread."""
-
-    def start(self) -> None: ...
-    def show(self, lines: list[str]) -> None: ...
-    def stop(self) -> None: ...
+_Show: TypeAlias = Callable[[list[str]], object]
+"""Shows the lines of a view; the thread of the view calls it, inside the context that comes with it."""
 
 
-class _Terminal:
-    """Replaces its lines by the new ones."""
-
-    def __init__(self, stream: TextIO) -> None:
-        live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
-        console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
-        self._text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text
-        self._live: Any = live.Live(
-            console=console.Console(file=stream),
-            auto_refresh=False,
-            # Print other output above the lines, but only if it goes to the terminal.
-            redirect_stdout=sys.stdout.isatty(),
-            redirect_stderr=sys.stderr.isatty(),
-        )
-
-    def start(self) -> None:
-        self._live.start()
-
-    def show(self, lines: list[str]) -> None:
-        self._live.update(self._text("\n".join(lines)), refresh=True)
-
-    def stop(self) -> None:
-        self._live.stop()
+def _on_terminal(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
+    """Replace the lines by the new ones."""
+    live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
+    console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
+    text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text
+    shown = live.Live(
+        console=console.Console(file=stream),
+        auto_refresh=False,
+        # Print other output above the lines, but only if it goes to the terminal.
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
+    )
+    return shown, lambda lines: shown.update(text("\n".join(lines)), refresh=True)
 
 
-class _Notebook:
-    """Replaces the lines in the output of the cell that started the view."""
+def _in_cell() -> tuple[AbstractContextManager[Any], _Show]:
+    """Replace the lines in the output of the cell that started the view."""
+    display: Any = load_optional("IPython.display", needed_by="the live view in a notebook", extra="cli")
+    handle = display.display(display.HTML(""), display_id=True)
 
-    def __init__(self) -> None:
-        display: Any = load_optional("IPython.display", needed_by="the live view in a notebook", extra="cli")
-        self._html: Any = display.HTML
-        self._handle: Any = display.display(self._html(""), display_id=True)
-
-    def start(self) -> None:
-        pass
-
-    def show(self, lines: list[str]) -> None:
+    def show(lines: list[str]) -> None:
         text = escape("\n".join(lines))
-        self._handle.update(self._html(f'<pre style="color:inherit;background:transparent">{text}</pre>'))
+        handle.update(display.HTML(f'<pre style="color:inherit;background:transparent">{text}</pre>'))
 
-    def stop(self) -> None:
-        pass
-
-
-class _Log:
-    """Writes a line with the time of day."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def start(self) -> None:
-        pass
-
-    def show(self, lines: list[str]) -> None:
-        self._stream.write(f"{strftime('%H:%M:%S')} {'; '.join(lines)}\n")  # one write: ranks may share the log
-        self._stream.flush()
-
-    def stop(self) -> None:
-        pass
+    return nullcontext(), show
 
 
-class _View:
-    """Refreshes the lines in a thread, so that they change even while the consumer waits."""
+def _in_log(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
+    """Write a line with the time of day."""
 
-    def __init__(
-        self, loader: LoaderBase[Any], output: _Output, *, seconds: float | None = None, samples: int = _RECENT_SAMPLES
-    ) -> None:
-        self._loader = loader
-        self._output = output
-        self._seconds = _REFRESH_SECONDS if seconds is None else seconds
-        self._samples: deque[Statistics] = deque(maxlen=samples)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dataload-view", daemon=True)
-        self._thread.start()
+    def show(lines: list[str]) -> None:
+        stream.write(f"{strftime('%H:%M:%S')} {'; '.join(lines)}\n")  # one write: ranks may share the log
+        stream.flush()
 
-    def _run(self) -> None:
-        # A closed terminal or loader must end the view and not the training run.
-        with suppress(Exception), ExitStack() as stack:
-            stack.callback(self._stop)
-            self._output.start()
-            while not self._over.wait(self._seconds):
-                self._show()
-            self._show()
+    return nullcontext(), show
 
-    def _show(self) -> None:
-        now = self._loader.statistics()
-        recent = now.since(self._samples[0]) if self._samples else now
-        self._samples.append(now)
-        self._output.show(describe(self._loader.progress(), recent if recent.steps else now))
 
-    def _stop(self) -> None:
-        with suppress(Exception):
-            self._output.stop()
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join(_CLOSE_SECONDS)  # the terminal may be stopped (Ctrl-S)
+def _refresh(
+    loader: LoaderBase[Any],
+    context: AbstractContextManager[Any],
+    show: _Show,
+    samples: deque[Statistics],
+    over: threading.Event,
+    seconds: float,
+) -> None:
+    """Refresh the lines in a thread, so that they change even while the consumer waits."""
+    # A closed terminal or loader must end the view and not the training run.
+    with suppress(Exception), context:
+        last = False
+        while not last:
+            last = over.wait(seconds)
+            now = loader.statistics()
+            recent = now.since(samples[0]) if samples else now
+            samples.append(now)
+            show(describe(loader.progress(), recent if recent.steps else now))

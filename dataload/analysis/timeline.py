@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -75,7 +74,7 @@ class Timeline:
     @property
     def workers(self) -> list[str]:
         """Names of the workers that made batches, in numeric order, without the consumer."""
-        return sorted({step.worker for step in self.steps} - {CONSUMER}, key=_by_number)
+        return sorted({step.worker for step in self.steps} - {CONSUMER}, key=lambda name: (len(name), name))
 
     @property
     def connections(self) -> list[list[Request]]:
@@ -248,9 +247,3 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
         recorder.unlisten(timeline)
         for traffic in recorder.traffics:
             traffic.listeners.remove(add)
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    """Sort dataload-10 after dataload-9."""
-    number = re.search(r"\d+$", name)
-    return (name[: number.start()], int(number[0])) if number else (name, -1)

@@ -35,7 +35,7 @@ RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS +
 """Heading -> side, for `rate_rows`.
 
 "records/s" and all figures per batch are of the steady state, "first touch/s" is the rate of the first epoch.
-"x limit" and "x peer" are ratios to `limit_of` and to the best of `baselines`.
+"x limit" and "x peer" are ratios to `limit_of` and to `best_peer`.
 """
 
 _SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer", *_PER_BATCH)
@@ -44,11 +44,10 @@ FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/reco
 """Heading -> side, for `file_rows`."""
 
 
-def baselines(measurements: Sequence[Measurement]) -> tuple[Measurement | None, Measurement | None]:
-    """Return the first limit of a workload with figures, and its fastest peer."""
-    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+def best_peer(measurements: Sequence[Measurement]) -> Measurement | None:
+    """Return the fastest peer of a workload, if any has figures."""
     peers = [m for m in measurements if m.task.kind == "peer" and m.answers]
-    return next(iter(limits), None), max(peers, key=lambda m: median(m.rates), default=None)
+    return max(peers, key=lambda m: median(m.rates), default=None)
 
 
 def limit_of(measurement: Measurement, measurements: Sequence[Measurement]) -> Measurement | None:
@@ -80,7 +79,7 @@ def settings(measurements: Sequence[Measurement]) -> list[str]:
 
 def rate_rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
     """Return one row for each measurement of a workload, as `RATE_COLUMNS`; `problems` explains missing rates."""
-    _, peer = baselines(measurements)
+    peer = best_peer(measurements)
     return [_row(measurement, (limit_of(measurement, measurements), peer)) for measurement in measurements]
 
 

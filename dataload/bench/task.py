@@ -54,6 +54,7 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass
 class Reading:
     """An open reader of a task's data, made in the process that measures it; `held` is closed at the end.
 
@@ -61,17 +62,10 @@ class Reading:
     field, without copying. `settings` are versions, threads and buffers, shown with the figures.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        batches: Callable[[int], Iterator[Any]],
-        columns: Callable[[Any], Mapping[str, Any]] = lambda batch: batch,
-        held: ExitStack | None = None,
-    ) -> None:
-        self.settings = settings
-        self.batches = batches
-        self.columns = columns
-        self._held = held or ExitStack()
+    settings: Mapping[str, Any]
+    batches: Callable[[int], Iterator[Any]]
+    columns: Callable[[Any], Mapping[str, Any]] = lambda batch: batch
+    held: ExitStack = field(default_factory=ExitStack)
 
     def check(self, batch: Any) -> tuple[int, int, int]:
         """Return the records of a batch, their bytes and their checksum: the same small cost for all readers."""
@@ -79,8 +73,8 @@ class Reading:
 
     def close(self) -> None:
         """Drop the loader, which ends its workers, then close held resources."""
-        self.batches: Callable[[int], Iterator[Any]] = _refuse
-        self._held.close()
+        self.batches = _refuse
+        self.held.close()
 
 
 def _refuse(_: int) -> Iterator[Any]:

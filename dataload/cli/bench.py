@@ -81,7 +81,7 @@ def bench_command(
         if wanted.is_function:  # nothing would tell that it returns other data
             directory.mkdir(parents=True, exist_ok=True)
             directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
-        found = side_by_side([data], formats, choices, repeats, directory)
+        found = side_by_side(data, formats, choices, repeats, directory)
     results = Results(**run, **found)
     if json is not None:
         Path(json).write_text(json_module.dumps(results.to_json(), indent=1), "utf-8")
@@ -116,7 +116,7 @@ def _own_data(
 
 
 def side_by_side(
-    all_data: Sequence[Data],
+    data: Data,
     formats: str | None,
     choices: Choices,
     repeats: int,
@@ -128,31 +128,23 @@ def side_by_side(
     wide: bool = False,
 ) -> dict[str, Any]:
     """Write data in several formats, measure and print; return the files and measurements of `Results`."""
-    files: list[FileFacts] = []
-    measurements: list[Measurement] = []
-    every = [
-        (data.usual or data.formats) if formats is None else choose("formats", formats, data.formats)
-        for data in all_data
-    ]
-    for data, names in zip(all_data, every, strict=True):
-        own = replace(choices, batch_size=choices.batch_size or data.batch_size)
-        written: dict[str, Written] = {} if formats or data.own is None else {AS_IT_IS: data.own}
-        for name in names:
-            try:
-                with ProgressBar(f"writing {data.name} as {name}"):
-                    written[name] = write(data, name, cache)
-            except (DataloadError, MissingDependencyError) as error:
-                if formats or not data.usual:
-                    raise
-                print_warning(f"not compared as {name}: {as_typed(str(error))}")
-        planned = plan(data, written, own, cache)
-        facts = [one.facts for one in written.values()]
-        measured = measure_tasks(data.name, *planned, repeats, interpreters, files=facts, wide=wide)
-        if AS_IT_IS in written and (said := advice(measured, facts)):
-            print_line(said, "bold")
-        measurements += measured
-        files += facts
-    return {"files": tuple(files), "measurements": tuple(measurements)}
+    names = (data.usual or data.formats) if formats is None else choose("formats", formats, data.formats)
+    choices = replace(choices, batch_size=choices.batch_size or data.batch_size)
+    written: dict[str, Written] = {} if formats or data.own is None else {AS_IT_IS: data.own}
+    for name in names:
+        try:
+            with ProgressBar(f"writing {data.name} as {name}"):
+                written[name] = write(data, name, cache)
+        except (DataloadError, MissingDependencyError) as error:
+            if formats or not data.usual:
+                raise
+            print_warning(f"not compared as {name}: {as_typed(str(error))}")
+    planned = plan(data, written, choices, cache)
+    files = [one.facts for one in written.values()]
+    measured = measure_tasks(data.name, *planned, repeats, interpreters, files=files, wide=wide)
+    if AS_IT_IS in written and (said := advice(measured, files)):
+        print_line(said, "bold")
+    return {"files": tuple(files), "measurements": tuple(measured)}
 
 
 def measure_tasks(

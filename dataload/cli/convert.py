@@ -19,7 +19,9 @@ from dataload.cli.options import (
     Decode,
     EngineName,
     Fields,
+    Merge,
     Options,
+    Part,
     SourceFormat,
     SourceOptions,
     Split,
@@ -89,12 +91,8 @@ def convert_command(
     error_report: Annotated[str | None, typer.Option(help="JSONL file to append skipped records to.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
-    part: Annotated[
-        str | None, typer.Option(help="Write only part I of N, a contiguous range of the shards.", metavar="I/N")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Check that all parts are finished; write the manifest.")
-    ] = False,
+    part: Part = None,
+    merge: Merge = False,
     keep_key: Annotated[bool, typer.Option("--keep-key", help="Keep the __key__ of tar samples as a field.")] = False,
     field: Fields = None,
     codec: Codec = None,
@@ -148,7 +146,7 @@ def convert_command(
         "seed": seed,
     }
     before = bytes_of(wanted.local_files())
-    number = None if part is None else parse_part(part)
+    number = parse_part(part)
     with ExitStack() as stack:
         opened = select_records(stack.enter_context(wanted.open()), where, split, take)
         opened = _without(opened, exclude, error_report)
@@ -278,12 +276,8 @@ def index_command(
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Write or renew dataload.json in the directory of the shards instead.")
     ] = False,
-    part: Annotated[
-        str | None, typer.Option(help="With --manifest: describe only part I of N of the shards.", metavar="I/N")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="With --manifest: merge the manifests of all finished parts.")
-    ] = False,
+    part: Part = None,
+    merge: Merge = False,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     codec: Codec = None,
     decode: Decode = None,
@@ -311,7 +305,7 @@ def index_command(
                     wanted.path,
                     format=wanted.format,
                     options=wanted.options,
-                    part=None if part is None else parse_part(part),
+                    part=parse_part(part),
                     merge=merge,
                     engine=running,
                     progress=bar,

@@ -42,6 +42,7 @@ from dataload.cli.options import (
     load_state,
     parse_range,
     ranks_of,
+    write_file,
 )
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
@@ -319,7 +320,8 @@ def show_command(
         )
         page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
     if html is not None:
-        _write_page(html, page)
+        write_file(html, page.to_html(), "--html", "w")
+        print_line(f"wrote {html} ({os.path.getsize(html):,} bytes)")
     else:
         _print_batch(page)
 
@@ -357,15 +359,6 @@ def _words(tokenizer: str | None) -> Any:
         return known.decode([token], skip_special_tokens=False) or str(token)
 
     return word
-
-
-def _write_page(path: str, page: Page) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", errors="replace") as file:
-            file.write(page.to_html())
-    except OSError as error:
-        raise ConfigError(f"--html: {path} cannot be written: {error.strerror}") from error
-    print_line(f"wrote {path} ({os.path.getsize(path):,} bytes)")
 
 
 def _print_batch(page: Page) -> None:

@@ -76,6 +76,10 @@ EngineName: TypeAlias = Annotated[
         metavar="NAME[:KEY=VALUE,...]",
     ),
 ]
+Part: TypeAlias = Annotated[
+    str | None, typer.Option(help="Only part I of N, a contiguous range of the files.", metavar="I/N")
+]
+Merge: TypeAlias = Annotated[bool, typer.Option("--merge", help="Check that all parts are finished; write the result.")]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
 
 
@@ -282,10 +286,10 @@ def check_new(path: str, option: str) -> None:
         raise ConfigError(f"{option}: {path} exists: choose another name", key=option, value=path)
 
 
-def write_file(path: str, text: str, option: str) -> None:
-    """Write a file that an option names and that does not exist yet."""
+def write_file(path: str, text: str, option: str, mode: str = "x") -> None:
+    """Write a file that an option names, by default one that does not exist yet."""
     try:
-        with open(path, "x", encoding="utf-8") as file:
+        with open(path, mode, encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from error
@@ -306,8 +310,10 @@ def load_state(loader: Loader[Any], path: str | None, changes: str | None = None
         loader.load_changes(changes)
 
 
-def parse_part(text: str) -> tuple[int, int]:
+def parse_part(text: str | None) -> tuple[int, int] | None:
     """Parse ``"2/8"``, the second of eight parts."""
+    if text is None:
+        return None
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise ConfigError(f"--part {text!r}: pass two numbers, such as 2/8 for the second of eight", key="part")

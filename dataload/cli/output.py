@@ -97,12 +97,10 @@ def print_interrupted(interrupt: KeyboardInterrupt) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print ``error: message`` to stderr."""
     print_line(f"error: {message}", "red", stderr=True)
 
 
 def print_warning(message: str) -> None:
-    """Print ``warning: message`` to stderr."""
     print_line(f"warning: {message}", "yellow", stderr=True)
 
 

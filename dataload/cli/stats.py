@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from dataload._util.settings import check_choice
-from dataload.catalog.facts import DataSetFacts
+from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, Length
 from dataload.cli.options import (
     Codec,
@@ -15,8 +16,10 @@ from dataload.cli.options import (
     EngineName,
     Fields,
     JsonFlag,
+    Merge,
     Options,
     Overrides,
+    Part,
     SourceFormat,
     SourceOptions,
     Where,
@@ -56,10 +59,8 @@ def stats_command(
     option: Options = None,
     where: Where = None,
     overrides: Overrides = None,
-    part: Annotated[
-        str | None, typer.Option(help="Measure only part I of N, a contiguous range of the shards.", metavar="I/N")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Write the statistics of all finished parts.")] = False,
+    part: Part = None,
+    merge: Merge = False,
     engine: EngineName = None,
     map: Annotated[  # noqa: A002 - the option's name
         str | None,
@@ -86,7 +87,7 @@ def stats_command(
     so are the tokens of dataload.text, which loaders then read.
     """
     running = parse_engine(engine)
-    mode = Mode(part=None if part is None else parse_part(part), merge=merge)
+    mode = Mode(part=parse_part(part), merge=merge)
     mode.check(running)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
@@ -167,16 +168,8 @@ def _measure_source(wanted: SourceOptions) -> IndexReport:
         name = os.path.basename(os.path.abspath(wanted.path)) if wanted.has_files else wanted.path
         selected = None if wanted.is_function else wanted.options.get("fields")
         statistics = DataSetStatistics(options={}, selected=None, fields=measure(source, selected).fields)
-        entry = DataSetFacts(
-            pattern=name,
-            format=wanted.shards().format.name,
-            names=(name,),
-            records=(len(source),),
-            bytes=(0,),
-            etags=(None,),
-            sha256=(None,),
-            statistics=statistics.to_json(),
-        )
+        entry = DataSetFacts.of(name, wanted.shards().format.name, [ShardFacts(name, 0, len(source))])
+        entry = replace(entry, statistics=statistics.to_json())
     reason = "the data are single files" if wanted.has_files else "the data have no files"
     reason = "only some of the records were measured" if wanted.where else reason
     return IndexReport("", (entry,), 0, reason)

@@ -17,6 +17,7 @@ from dataload.cli.options import (
     Fields,
     JsonFlag,
     Options,
+    Part,
     SourceFormat,
     SourceOptions,
     parse_engine,
@@ -38,9 +39,7 @@ def verify_command(
     decode: Decode = None,
     option: Options = None,
     limit: Annotated[int | None, typer.Option(help="Stop after this many bad records.", min=1)] = None,
-    part: Annotated[
-        str | None, typer.Option(help="Read only part I of N, a contiguous range of the files.", metavar="I/N")
-    ] = None,
+    part: Part = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only open every file, and compare it with the manifest.")
     ] = False,
@@ -70,7 +69,7 @@ def verify_command(
     elif quick:
         _open_files(path, wanted, json=json)
     else:
-        _verify_files(path, wanted, limit, None if part is None else parse_part(part), running, json=json)
+        _verify_files(path, wanted, limit, parse_part(part), running, json=json)
 
 
 def _open_files(name: str, wanted: SourceOptions, *, json: bool) -> None:

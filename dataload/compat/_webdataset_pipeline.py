@@ -111,7 +111,6 @@ class WebDataset(staged.Resumable, base("WebDataset")):
         return (rank, world_size, worker, workers) if self._by_worker else (rank, world_size, 0, 1)
 
     def order(self) -> Sampler:
-        """Return the order of a pass."""
         lengths = self.archives().shard_lengths
         first: Sampler = ShardSequential(lengths, self._seed) if self._shuffles else Sequential(sum(lengths))
         return self.plan().order(first, self._seed)

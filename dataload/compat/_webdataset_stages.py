@@ -128,7 +128,6 @@ class Meter:
         self.batched: int | None = None  # samples read up to the end of the last batch; None without ``batched``
 
     def head(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Count the samples that are read."""
         for sample in samples:
             self.read += 1
             yield sample
@@ -315,11 +314,9 @@ class Resumable(FluidInterface):
         run.over = True
 
     def end_pass(self, run: PassState) -> None:
-        """Move to the next pass."""
         run.passes, run.resumed = run.passes + 1, False
 
     def first_epoch(self) -> int:
-        """Return the epoch of a new iteration."""
         return self._epoch
 
     @property

@@ -198,26 +198,23 @@ class DataloadConfig(Section):
         options = self.loader.resolved("loader")
         if self.sampler is None:
             return options
+        loader = self.loader
+        world_size = rank_and_world_size(loader.rank, loader.world_size, rank_later=True)[1]
+        with named_under("loader", _SIZES):
+            rows = rows_per_rank(loader.batch_size, loader.global_batch_size, world_size)  # None: the sampler decides
         context = BuildContext(
             key="sampler",
             source=source,
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
-            seed=self.loader.seed,
-            batch_size=self.rows_per_rank(),
-            world_size=rank_and_world_size(self.loader.rank, self.loader.world_size, rank_later=True)[1],
+            seed=loader.seed,
+            batch_size=rows,
+            world_size=world_size,
         )
         built = self.sampler.build(context)
         if isinstance(built, BatchPlanner):
             for name in _SIZES:
                 options.pop(name, None)
         return {**options, "sampler": built}
-
-    def rows_per_rank(self) -> int | None:
-        """Return the rows per batch of one rank; None if the sampler decides."""
-        loader = self.loader
-        world_size = rank_and_world_size(loader.rank, loader.world_size, rank_later=True)[1]
-        with named_under("loader", _SIZES):
-            return rows_per_rank(loader.batch_size, loader.global_batch_size, world_size)
 
 
 def tables() -> dict[str, Collection[str]]:

@@ -164,7 +164,20 @@ class LocalEngine(Checked):
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
         check_processes("engine", "local")
-        return run_parts(task, count, advance, self.num_workers, self.start_method)
+        import multiprocessing  # which most programs do not need
+
+        from dataload.executors.handle import check_parent, start_fork_server
+
+        current, start_method = multiprocessing.current_process(), self.start_method
+        if current.daemon:
+            message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
+            raise ConfigError(message, key="engine", value="local")
+        check_parent(start_method)
+        modules = set[str]() if start_method == "fork" else check_sendable(task, "local")
+        if start_method == "forkserver":
+            start_fork_server({__name__, *modules})
+        with closing(_Run(_Work(task, count), advance, self.num_workers or usable_cpus(), start_method)) as run:
+            return run.values()
 
 
 LocalEngine.__init__ = renamed(workers="num_workers")(LocalEngine.__init__)
@@ -174,29 +187,6 @@ _ATTEMPTS = 4
 _POLL_SECONDS = 0.1
 _END_SECONDS = 10.0  # to delete unfinished files
 _TERMINATED = 128 + signal.SIGTERM
-
-
-def run_parts(
-    task: PartTask,
-    count: int,
-    advance: Callable[[int], None],
-    num_workers: int | None,
-    start_method: StartMethod,
-) -> list[Any]:
-    import multiprocessing  # which most programs do not need
-
-    from dataload.executors.handle import check_parent, start_fork_server
-
-    current = multiprocessing.current_process()
-    if current.daemon:
-        message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
-        raise ConfigError(message, key="engine", value="local")
-    check_parent(start_method)
-    modules = set[str]() if start_method == "fork" else check_sendable(task, "local")
-    if start_method == "forkserver":
-        start_fork_server({__name__, *modules})
-    with closing(_Run(_Work(task, count), advance, num_workers or usable_cpus(), start_method)) as run:
-        return run.values()
 
 
 @dataclass(frozen=True, slots=True)

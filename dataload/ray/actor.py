@@ -193,7 +193,6 @@ class FleetActor:
         self._skipped[loader].add(number)
 
     def forget(self, loader: str) -> None:
-        """Drop the work of a loader."""
         for of_loaders in (self._leases, self._waiting, self._skipped):
             of_loaders.pop(loader, None)
         if (work := self._works.pop(loader, None)) is not None:

@@ -53,7 +53,6 @@ class Actor:
         self.turn = (len(self.tasks) << 48) + number
 
     def take(self, number: int) -> None:
-        """Forget a task."""
         if self.tasks.pop(number, None) is not None:
             self.turn -= 1 << 48
 

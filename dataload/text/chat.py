@@ -71,7 +71,6 @@ class ChatTransform(TokenTransform):
         return compact if is_same else b""
 
     def restore(self, compact: bytes) -> dict[str, Array]:
-        """Return the sample."""
         sample, at = dict[str, Array](), 0
         for which in self._conversations:
             count = int(np.frombuffer(compact, np.uint32, 1, at)[0])

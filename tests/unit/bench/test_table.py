@@ -4,7 +4,6 @@ from dataload.bench.runner import (
     FILE_COLUMNS,
     RATE_COLUMNS,
     FileFacts,
-    baselines,
     describe_task,
     file_rows,
     problems,
@@ -57,22 +56,17 @@ def test_a_row_is_compared_with_the_limit_of_its_order(made):
 def test_what_has_no_rate_says_so_and_why_below_the_table(made):
     measured = [
         made.limit(1000),
-        made.peer(error="not installed", workers=1),
+        made.peer(error="not installed", workers=1),  # so ratios to a peer are missing
         made.ours(500, error="killed in round 2", workers=2),
     ]
     found = columns(measured)
     assert found["records/s"] == ("1,000", "none", "500")
     assert found["x limit"] == ("1.00", "", "0.50")
+    assert found["x peer"] == ("", "", "")
     assert problems(measured) == [
         "Grain, syrah, global, 1 worker: not installed",
         "dataload, syrah, global, 2 workers: killed in round 2",
     ]
-
-
-def test_baselines_are_those_that_gave_figures(made):
-    measured = [made.limit(error="no room"), made.limit(1000, name="get"), made.peer(error="not installed")]
-    assert baselines(measured) == (measured[1], None)
-    assert baselines([]) == (None, None)
 
 
 def test_the_short_table_leaves_out_what_is_empty(made):

@@ -7,7 +7,6 @@ the peers that this environment has are measured.
 
 import os
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from statistics import median
 from typing import get_args
@@ -15,12 +14,12 @@ from typing import get_args
 from benchmarks.harness import ROOT, aim
 from benchmarks.limits import plan_limits
 from benchmarks.peers import PEERS, plan
-from benchmarks.workloads import made_data, write_made
+from benchmarks.workloads import WORKLOADS, made_data, write_made
 from dataload.bench import runner as table
-from dataload.bench.data import Choices, Written, plan_loaders, write
+from dataload.bench.data import BATCH_SIZE, Choices, Written, plan_loaders, write
 from dataload.bench.runner import FileFacts, ratios_of, run_task
 from dataload.bench.task import Order
-from dataload.cli.bench import choose, measure_tasks, numbers, side_by_side
+from dataload.cli.bench import choose, measure_tasks, numbers
 from dataload.cli.output import ProgressBar
 
 TITLE = "Beside peers, 4 KB records"
@@ -33,7 +32,7 @@ OWN_READERS = (("tf.data", "tfrecord", 5), ("MosaicML Streaming", "mds", 5))
 def peers(records=20_480, rounds=5, seconds=0.5):
     data = made_data("floats-4k", records)
     written = {name: write(data, name, ROOT) for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record")}
-    choices = Choices(orders=("global",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
+    choices = Choices(orders=("global",), workers=(0, 2), batch_size=BATCH_SIZE, seconds=seconds)
     planned = _plan(PEERS, interpreters(), data, written, choices, ROOT)
     return _rows(measure_tasks(TITLE, *planned, rounds, interpreters(), wide=True), AIMS, TITLE)
 
@@ -42,7 +41,7 @@ def own_readers(records=20_480, rounds=5, seconds=0.5):
     """TFRecord and MDS beside the readers of those who made them, in the order of the files, which suits these best."""
     data = made_data("floats-4k", records)
     written = {name: write(data, name, ROOT) for name in ("tar", "tfrecord")}
-    choices = Choices(orders=("sequential",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
+    choices = Choices(orders=("sequential",), workers=(0, 2), batch_size=BATCH_SIZE, seconds=seconds)
     names = [name for name, _, _ in OWN_READERS]
     tasks, missing = plan.plan_peers(names, data, written, choices, ROOT, interpreters=interpreters())
     del written["tar"]  # from which MDS is written
@@ -54,14 +53,7 @@ def own_readers(records=20_480, rounds=5, seconds=0.5):
 
 def made(arguments):
     """Measure made data as the command line says; return the files and measurements of `Results`."""
-    choices = Choices(
-        orders=choose("orders", arguments.orders, get_args(Order)),
-        workers=numbers("workers", arguments.workers),
-        batch_size=arguments.batch_size or 0,
-        executor=arguments.executor,
-        seconds=arguments.seconds,
-        seed=arguments.seed,
-    )
+    orders, workers = choose("orders", arguments.orders, get_args(Order)), numbers("workers", arguments.workers)
     given, pythons = arguments.peers, interpreters()
     names = tuple(PEERS) if given == "all" else () if given is None else choose("peers", given, tuple(PEERS))
     found = {"files": (), "measurements": (), "rows": ()}
@@ -69,25 +61,29 @@ def made(arguments):
         data, searched = made_data(name, arguments.records), []
         if shards > 1:
             data = replace(data, name=f"{data.name} in {shards:,} shards", content=f"{data.content}-{shards}")
-        plan = partial(_plan, names, pythons, shards=shards)
+        forms = choose("formats", arguments.formats, data.formats) if arguments.formats else data.formats
+        written = {form: write_made(data, form, arguments.cache, shards) for form in forms}
+        rows = arguments.batch_size or WORKLOADS[name][1]
+        choices = Choices(orders=orders, workers=workers, batch_size=rows, seconds=arguments.seconds)
+        planned = _plan(names, pythons, data, written, choices, arguments.cache, shards)
         if arguments.search:
-            plan = partial(_searched, plan, pythons, arguments.search, searched)
-        more = {"plan": plan, "write": partial(write_made, shards=shards), "interpreters": pythons, "wide": True}
-        done = side_by_side(data, arguments.formats, choices, arguments.repeats, arguments.cache, **more)
-        found = {key: (*value, *{**done, "rows": searched}[key]) for key, value in found.items()}
+            planned = _searched(data.name, *planned, pythons, arguments.search, searched)
+        files = [one.facts for one in written.values()]
+        done = measure_tasks(data.name, *planned, arguments.repeats, pythons, files=files, wide=True)
+        more = {"files": files, "measurements": done, "rows": searched}
+        found = {key: (*value, *more[key]) for key, value in found.items()}
     return found
 
 
-def _searched(planned, pythons, seconds, searched, *given):
-    """Plan limits, and of each reader the settings that are fastest in a short search, whose figures are printed."""
-    tasks, missing = planned(*given)
-    best, bar = [task for task in tasks if task.kind == "limit"], ProgressBar(f"searching settings of {given[0].name}")
+def _searched(title, tasks, missing, pythons, seconds, searched):
+    """Return limits, and of each reader the settings that are fastest in a short search, whose figures are printed."""
+    best, bar = [task for task in tasks if task.kind == "limit"], ProgressBar(f"searching settings of {title}")
 
     def rate(task):
         answer = run_task(replace(task, seconds=seconds, whole=False), interpreters=pythons)
         settings = table.describe_task(task) + "".join(f", {k} {v}" for k, v in task.options.get("tuned", {}).items())
         figure = 0.0 if isinstance(answer, str) else answer.records_per_second
-        searched.append({"title": given[0].name, "case": settings, "records_per_second": figure})
+        searched.append({"title": title, "case": settings, "records_per_second": figure})
         print(f"  {settings:80} {answer if isinstance(answer, str) else f'{figure:,.0f}/s'}", flush=True)
         return figure
 

@@ -19,15 +19,16 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task, ratios_of
+from dataload.cli.output import print_table
 from dataload.errors import printable
 
 CHANCE = 0.01
@@ -43,17 +44,6 @@ class Entry(NamedTuple):
     cost: bool = False
     relative: bool = False
     rate: float | None = None  # of a limit: records/s
-
-
-class Row(NamedTuple):
-    """One line of the comparison; `change` is how many times as fast it became."""
-
-    name: str
-    old: float | None
-    new: float | None
-    change: float | None
-    verdict: str
-    bad: bool = False
 
 
 def chance_of_lower(lower: Sequence[float], higher: Sequence[float]) -> float:
@@ -83,7 +73,13 @@ def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> 
     return "not clear"
 
 
-def compare(old: Results, new: Results, threshold: float) -> list[tuple[str, list[Row]]]:
+Rows: TypeAlias = list[tuple[tuple[str, ...], bool]]
+"""The cells of each line of a table, and whether it is bad: a reader of this library is slower, or newly fails."""
+
+_COLUMNS = {"": "left", "old": "right", "new": "right", "new/old": "right", "verdict": "left"}
+
+
+def compare(old: Results, new: Results, threshold: float) -> list[tuple[str, Rows]]:
     """Return a table for each workload, and for each table of cases, that both runs have: its title and its rows."""
     before, after = _entries(old), _entries(new)
     sections = [_section(title, before[title], after[title], threshold) for title in before if title in after]
@@ -123,12 +119,13 @@ def _identity(run: Results, measurement: Measurement) -> str:
     return json.dumps(parts, sort_keys=True, default=str)
 
 
-def _section(title: str, old: Mapping[str, Entry], new: Mapping[str, Entry], threshold: float) -> tuple[str, list[Row]]:
+def _section(title: str, old: Mapping[str, Entry], new: Mapping[str, Entry], threshold: float) -> tuple[str, Rows]:
     """Compare rates by their ratios to the first limit that both runs have."""
     limits = ((key, e.rate, new[key].rate) for key, e in old.items() if e.rate is not None and key in new)
     limit, before, after = next((each for each in limits if each[2] is not None), (None, 0.0, 0.0))
     if limit is not None:
-        title += f": {_moved(old[limit].name, before, after)}"
+        times = after / before if before else 0
+        title += f": {old[limit].name} {before:,.0f} -> {after:,.0f} records/s, x{times:.2f}"
         old, new = (_to_limit(run, limit) for run in (old, new))
     elif not all(entry.relative for entry in old.values()):
         title += ": no limit in common, so these are records/s, which another machine changes"
@@ -141,39 +138,21 @@ def _to_limit(run: Mapping[str, Entry], limit: str) -> dict[str, Entry]:
     return {k: e if e.relative else e._replace(values=ratios_of(e.values, base)) for k, e in entries.items()}
 
 
-def _moved(name: str, old: float, new: float) -> str:
-    return f"{name} {old:,.0f} -> {new:,.0f} records/s, x{new / old if old else 0:.2f}"
-
-
-def _row(before: Entry | None, after: Entry | None, threshold: float) -> Row:
-    name = (before or after).name
-    old, new = (median(entry.values) if entry and entry.values else None for entry in (before, after))
+def _row(before: Entry | None, after: Entry | None, threshold: float) -> tuple[tuple[str, ...], bool]:
+    found = [median(entry.values) if entry and entry.values else None for entry in (before, after)]
+    change, bad = "", False
     if before is None or after is None:
-        return Row(name, old, new, None, f"only in the {'new' if before is None else 'old'} run")
-    if new is None:
-        return Row(name, old, new, None, f"fails: {after.error}", bad=before.ours and old is not None)
-    if old is None:
-        return Row(name, old, new, None, f"failed: {before.error}")
-    change = (old / new if before.cost else new / old) if old and new else None
-    verdict = verdict_of(before.values, after.values, threshold)
-    return Row(name, old, new, change, verdict, bad=before.ours and verdict == "slower")
-
-
-def lines_of(title: str, rows: list[Row]) -> Iterator[str]:
-    """Yield a table as text."""
-    names = [printable(row.name, None, kept="") for row in rows]
-    width = max(map(len, names), default=0)
-    yield printable(title, None, kept="")
-    yield f"  {'':{width}} {'old':>12} {'new':>12} {'new/old':>8}  verdict"
-    for row, name in zip(rows, names, strict=True):
-        change = "" if row.change is None else f"{row.change:.3f}"
-        verdict = printable(row.verdict, kept="")
-        yield f"  {name:{width}} {_number(row.old):>12} {_number(row.new):>12} {change:>8}  {verdict}"
-    yield ""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if value < 100 else f"{value:,.0f}"
+        verdict = f"only in the {'new' if before is None else 'old'} run"
+    elif None in found:
+        bad = before.ours and found[1] is None and found[0] is not None
+        verdict = f"fails: {after.error}" if found[1] is None else f"failed: {before.error}"
+    else:
+        old, new = found[::-1] if before.cost else found
+        change = f"{new / old:.3f}" if old and new else ""
+        verdict = verdict_of(before.values, after.values, threshold)
+        bad = before.ours and verdict == "slower"
+    texts = ("" if value is None else f"{value:.3f}" if value < 100 else f"{value:,.0f}" for value in found)
+    return ((before or after).name, *texts, change, verdict), bad
 
 
 def parse_results(values: Mapping[str, Any]) -> Results:
@@ -200,8 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{parsed.old} and {parsed.new} cannot be compared: {error!r}")
     for title, rows in tables:
-        print("\n".join(lines_of(title, rows)))
-    bad = [row.name for _, rows in tables for row in rows if row.bad]
+        print(printable(title, None, kept=""))
+        print_table(_COLUMNS, [cells for cells, _ in rows])
+        print()
+    bad = [cells[0] for _, rows in tables for cells, is_bad in rows if is_bad]
     print(f"slower, or failing: {'; '.join(bad)}" if bad else "no reader of this library is clearly slower")
     return 1 if bad else 0
 

@@ -95,9 +95,9 @@ WORKLOADS = {"floats-4k": (100_000, 256, 1024), "floats-64": (1_000_000, 1024, 1
 
 def made_data(name: str, records: int | None = None) -> Data:
     """Return the records of a workload, or the given number of them."""
-    count, batch_size, size = WORKLOADS[name]
+    count, _, size = WORKLOADS[name]
     made = repeat_records(floats(size), count if records is None else records)
-    return Data(name, digest(name, 1, len(made)), made, ("x",), writable_formats(), batch_size)
+    return Data(name, digest(name, 1, len(made)), made, ("x",), writable_formats())
 
 
 def write_made(data: Data, format_name: str, cache: Path, shards: int = 1) -> Written:

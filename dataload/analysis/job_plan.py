@@ -50,11 +50,6 @@ class Cluster:
         return self.planner.world_size // self.ranks_per_node
 
     @property
-    def is_apart(self) -> bool:
-        """True if each rank has separate lanes, and so reads only its own shards."""
-        return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
-
-    @property
     def record_bytes(self) -> float:
         """Mean bytes of a record."""
         return float(self.sizes.sum()) / max(1, int(self.ends[-1]))
@@ -65,7 +60,8 @@ class Cluster:
     def thinned(self, nodes: int, most_rows: int = MOST_ROWS) -> Cluster:
         """Return a job whose `nodes` nodes read at most about `most_rows` records per epoch: all ranks, or one node."""
         planner, items = self.planner, self.planner.items(0)
-        apart = self.is_apart
+        # With lanes, each rank reads only its own shards.
+        apart = isinstance(planner, BatchSampler) and isinstance(planner.sampler, Lanes)
         if items * (nodes / self.nodes if apart else 1) <= most_rows:
             return self
         if not isinstance(planner, BatchSampler):

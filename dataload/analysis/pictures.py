@@ -93,7 +93,11 @@ def whole(axis: Any, most: int = 6) -> None:
     """Put at most `most` ticks on an axis, at integers, with short labels."""
     ticker: Any = load_optional("matplotlib.ticker", needed_by="a picture", extra="plot")
     axis.set_major_locator(ticker.MaxNLocator(most, integer=True, min_n_ticks=1))
-    axis.set_major_formatter(lambda value, _: short(value))
+    axis.set_major_formatter(_tick)
+
+
+def _tick(value: float, _: object) -> str:
+    return short(value)
 
 
 def short(value: float) -> str:

@@ -127,7 +127,6 @@ class Shown:
     batch: Any
     rows: tuple[ShownRow, ...]
     total: int  # number of rows
-    step: int | None = None  # None for records of a data set
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
@@ -145,7 +144,7 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     ranks = f", rank {planner.rank} of {planner.world_size}" if planner.world_size > 1 else ""
     title = f"epoch {epoch}, step {step:,} of {planner.steps(epoch):,}{ranks}"
     fields = loader.source.fields if isinstance(loader.source, Source) else {}
-    return Shown(title, batch, tuple(rows), total, step, classes_of(fields))
+    return Shown(title, batch, tuple(rows), total, classes_of(fields))
 
 
 def _records_of(plan: BatchPlan, row: int, source: Any) -> Iterator[ShownRecord]:
@@ -170,7 +169,7 @@ def show_records(source: Source[Any], records: range, *, most: int) -> Shown:
         for row, (index, value) in enumerate(zip(chosen, source.read(chosen), strict=True))
     ]
     title = f"records {records.start:,} to {records.stop - 1:,} of {len(source):,}"
-    return Shown(title, None, tuple(rows), len(records), None, classes_of(source.fields))
+    return Shown(title, None, tuple(rows), len(records), classes_of(source.fields))
 
 
 def describe_record(record: ShownRecord) -> str:

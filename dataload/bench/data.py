@@ -27,6 +27,7 @@ from dataload.sources.registry import added_formats, built_in_formats, get_forma
 from dataload.sources.writer import DEFAULT_CODEC
 from dataload.types import RandomAccessSource
 
+BATCH_SIZE = 256
 _SPARE_BYTES = 1 << 30
 _WORTH_IT = 1.5  # less may be noise, and is not worth a conversion
 _USUAL = ("syrah", "tar", "torchrecord")
@@ -43,9 +44,8 @@ class Data:
     records: RandomAccessSource[Any]
     fields: tuple[str, ...]
     formats: tuple[str, ...]
-    batch_size: int
     varying: tuple[str, ...] = ()  # fields whose shape differs between records
-    usual: tuple[str, ...] = ()  # compared unless others are named
+    usual: tuple[str, ...] = ()  # compared with your own, unless others are named
     raw: RandomAccessSource[Any] | None = None  # without decoding, for formats that keep files
     own: "Written | None" = None
 
@@ -97,7 +97,6 @@ def own_data(
         source[:count],
         fields,
         writable_formats(),
-        256,
         varying=tuple(name for name, found in shapes.items() if len(found) > 1),
         usual=tuple(name for name in _USUAL if name != format_name),
         raw=None if raw is None else raw[:count],
@@ -166,11 +165,10 @@ class Choices:
     batch_size: int
     executor: str = "threads"
     seconds: float = 2.0
-    seed: int = 0
 
     def task(self, data: Data, **settings: Any) -> Task:
         """Return a task with these choices and other settings."""
-        return Task(workload=data.name, batch_size=self.batch_size, seed=self.seed, seconds=self.seconds, **settings)
+        return Task(workload=data.name, batch_size=self.batch_size, seconds=self.seconds, **settings)
 
 
 def _settings(choices: Choices, *, own: bool) -> list[tuple[Order, int]]:

@@ -5,7 +5,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ import typer
 from dataload._util.settings import check_directory
 from dataload._util.system import user_number
 from dataload.bench import runner as table
-from dataload.bench.data import AS_IT_IS, Choices, Data, Written, advice, own_data, plan_loaders, write
+from dataload.bench.data import AS_IT_IS, BATCH_SIZE, Choices, Data, Written, advice, own_data, plan_loaders, write
 from dataload.bench.runner import FileFacts, Measurement, Results, agreeing, describe_run, measure_all, run_task
 from dataload.bench.task import Order, Task
 from dataload.cli.options import (
@@ -70,7 +70,7 @@ def bench_command(
     choices = Choices(
         orders=cast("Any", choose("orders", orders, get_args(Order))),
         workers=numbers("workers", workers),
-        batch_size=batch_size or 0,
+        batch_size=batch_size or BATCH_SIZE,
         executor=executor,
         seconds=seconds,
     )
@@ -81,7 +81,7 @@ def bench_command(
         if wanted.is_function:  # nothing would tell that it returns other data
             directory.mkdir(parents=True, exist_ok=True)
             directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
-        found = side_by_side(data, formats, choices, repeats, directory)
+        found = _side_by_side(data, formats, choices, repeats, directory)
     results = Results(**run, **found)
     if json is not None:
         Path(json).write_text(json_module.dumps(results.to_json(), indent=1), "utf-8")
@@ -115,33 +115,19 @@ def _own_data(
     return own_data(wanted.path, source, records, raw=raw)
 
 
-def side_by_side(
-    data: Data,
-    formats: str | None,
-    choices: Choices,
-    repeats: int,
-    cache: Path,
-    *,
-    plan: Callable[..., tuple[Sequence[Task], Sequence[Measurement]]] = lambda *given: (plan_loaders(*given[:3]), ()),
-    write: Callable[[Data, str, Path], Written] = write,
-    interpreters: Mapping[str, str] | None = None,
-    wide: bool = False,
-) -> dict[str, Any]:
+def _side_by_side(data: Data, formats: str | None, choices: Choices, repeats: int, cache: Path) -> dict[str, Any]:
     """Write data in several formats, measure and print; return the files and measurements of `Results`."""
-    names = (data.usual or data.formats) if formats is None else choose("formats", formats, data.formats)
-    choices = replace(choices, batch_size=choices.batch_size or data.batch_size)
     written: dict[str, Written] = {} if formats or data.own is None else {AS_IT_IS: data.own}
-    for name in names:
+    for name in data.usual if formats is None else choose("formats", formats, data.formats):
         try:
             with ProgressBar(f"writing {data.name} as {name}"):
                 written[name] = write(data, name, cache)
         except (DataloadError, MissingDependencyError) as error:
-            if formats or not data.usual:
+            if formats:
                 raise
             print_warning(f"not compared as {name}: {as_typed(str(error))}")
-    planned = plan(data, written, choices, cache)
     files = [one.facts for one in written.values()]
-    measured = measure_tasks(data.name, *planned, repeats, interpreters, files=files, wide=wide)
+    measured = measure_tasks(data.name, plan_loaders(data, written, choices), (), repeats, files=files)
     if AS_IT_IS in written and (said := advice(measured, files)):
         print_line(said, "bold")
     return {"files": tuple(files), "measurements": tuple(measured)}

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,15 @@ from dataload.cli.options import (
     Split,
     Take,
     Where,
+    bytes_of,
     decodes,
     parse_engine,
-    parse_max_bad,
     parse_options,
     parse_part,
     resolve_codec,
-    select_records,
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_error, print_line, print_warning
+from dataload.config import parse_value
 from dataload.config.problems import resolve_reference
 from dataload.convert import ConvertReport, convert
 from dataload.convert.indexing import index_shards
@@ -49,6 +49,7 @@ from dataload.sources.discover import find_destination, find_shards
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import Location
 from dataload.sources.views.select import Chosen
+from dataload.sources.views.split import select
 from dataload.storage import Remote, base_name
 
 _SHOWN_BAD = 3
@@ -148,7 +149,7 @@ def convert_command(
     before = bytes_of(wanted.local_files())
     number = parse_part(part)
     with ExitStack() as stack:
-        opened = select_records(stack.enter_context(wanted.open()), where, split, take)
+        opened = _select(stack.enter_context(wanted.open()), where, split, take)
         opened = _without(opened, exclude, error_report)
         if dry_run:
             plan = Target.of(path, entry.name).plan(len(opened), shards=shards, records_per_shard=records_per_shard)
@@ -174,6 +175,31 @@ def convert_command(
             **settings,
         )
     _print(report, sizes(report.bytes, 0 if part else before))
+
+
+def _select(source: Source[Any], where: str | None, split: str | None, take: str | None) -> Source[Any]:
+    """Return the records that --where, --split and --take select, and print how large the parts are."""
+    if (split is None) != (take is None):
+        raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
+    items = [each.partition("=") for each in split.split(",")] if split is not None else []
+    given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
+    settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
+    dealt = {"folds": given["folds"]} if [*given] == ["folds"] else {"shares": given}
+    source, report = select(source, where, {} if split is None else {**dealt, "part": take, **settings})
+    for line in report.splitlines():
+        print_line(line)
+    return source
+
+
+def parse_max_bad(text: str) -> int | float:
+    """Parse ``"50"`` as a number of records, and ``"0.05"`` or ``"5%"`` as a fraction."""
+    number = text.removesuffix("%")
+    try:
+        value = float(number) if "." in text or "%" in text else int(text)
+    except ValueError:
+        message = f"--max-bad is a number of records, or a fraction such as 0.05 or 5%, got {text!r}"
+        raise ConfigError(message, key="max_bad", value=text) from None
+    return value if number == text else value / 100
 
 
 def _print(report: ConvertReport, size: str) -> None:
@@ -214,12 +240,6 @@ def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
 
 _TRIED = 256
 _LISTED = 20
-
-
-def bytes_of(files: Iterable[str]) -> int:
-    """Return the size of local files and of what is in local directories."""
-    paths = [path for file in dict.fromkeys(files) for path in (Path(file), *Path(file).rglob("*"))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def sizes(after: int, before: int, *, about: bool = False) -> str:

@@ -38,6 +38,7 @@ from dataload.cli.options import (
     State,
     Where,
     WorldSize,
+    bytes_of,
     check_steps,
     load_state,
     parse_range,
@@ -54,7 +55,7 @@ from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
 from dataload.sources.file_source import FileSource
 from dataload.sources.views.sequences import find_statistics
-from dataload.storage import Remote, files_below, is_url, join, storage_of
+from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
 from dataload.storage.remote.settings import node_directory
 from dataload.types import BatchReader, ColumnReader, Sharded
@@ -149,7 +150,7 @@ def _facts(source: Source[Any], found: DataSetFiles, remote: Remote | None) -> d
         "format": found.format.name,
         "core": core_name(),
         "records": len(source),
-        "bytes": sum(shard["bytes"] for shard in shards) or _size_below(found.files),
+        "bytes": sum(shard["bytes"] for shard in shards) or bytes_of(found.files),
         "fields": {
             name: {
                 "dtype": spec.dtype,
@@ -182,12 +183,6 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
 def _size(path: str, remote: Remote | None) -> int:
     storage = storage_of(path, remote)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
-
-
-def _size_below(directories: Sequence[str]) -> int:
-    """Return the bytes of all files in local directories and below."""
-    local = [path for path in directories if not is_url(path) and storage_of(path).is_directory(path)]
-    return sum(_size(join(path, name), None) for path in local for name in files_below(path))
 
 
 def _shorten(value: Any) -> Any:

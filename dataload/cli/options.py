@@ -6,15 +6,16 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from dataload._util.settings import check_directory
 from dataload.api import open_source
-from dataload.cli.output import count_of, print_line, print_warning
+from dataload.cli.output import count_of, print_warning
 from dataload.config import parse_assignment, parse_value
 from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
@@ -198,6 +199,12 @@ class SourceOptions:
         return found
 
 
+def bytes_of(files: Iterable[str]) -> int:
+    """Return the size of local files and of what is in local directories."""
+    paths = [path for file in dict.fromkeys(files) for path in (Path(file), *Path(file).rglob("*"))]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def command_group(text: str) -> Any:
     """Return a command with subcommands; `text` is its help."""
     return typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=text)
@@ -227,20 +234,6 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
                 raise ConfigError(f"{option!r}: {key!r} already has a value", key=key)
         table[keys[-1]] = value
     return parsed
-
-
-def select_records(source: Source[Any], where: str | None, split: str | None, take: str | None) -> Source[Any]:
-    """Return the records that --where, --split and --take select, and print how large the parts are."""
-    if (split is None) != (take is None):
-        raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
-    items = [each.partition("=") for each in split.split(",")] if split is not None else []
-    given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
-    settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
-    dealt = {"folds": given["folds"]} if [*given] == ["folds"] else {"shares": given}
-    source, report = select(source, where, {} if split is None else {**dealt, "part": take, **settings})
-    for line in report.splitlines():
-        print_line(line)
-    return source
 
 
 def parse_range(text: str, option: str) -> range:
@@ -318,17 +311,6 @@ def parse_part(text: str | None) -> tuple[int, int] | None:
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise ConfigError(f"--part {text!r}: pass two numbers, such as 2/8 for the second of eight", key="part")
     return int(number), int(count)
-
-
-def parse_max_bad(text: str) -> int | float:
-    """Parse ``"50"`` as a number of records, and ``"0.05"`` or ``"5%"`` as a fraction."""
-    number = text.removesuffix("%")
-    try:
-        value = float(number) if "." in text or "%" in text else int(text)
-    except ValueError:
-        message = f"--max-bad is a number of records, or a fraction such as 0.05 or 5%, got {text!r}"
-        raise ConfigError(message, key="max_bad", value=text) from None
-    return value if number == text else value / 100
 
 
 _ENGINES = {

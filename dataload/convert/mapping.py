@@ -19,6 +19,7 @@ from dataload._util.lazy import load_optional
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_max_bad
 from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
+from dataload.catalog.facts import require_known
 from dataload.convert.blocks import read_each
 from dataload.errors import ConfigError, WorkerError, closest, message_of, printable, traceback_of
 from dataload.loader.bad_records import BadRecord, Budget
@@ -61,9 +62,7 @@ class Tokenize:
     def __call__(self, sample: Any) -> dict[str, Array]:
         text = sample
         if isinstance(sample, Mapping):
-            if self.text_field not in sample:
-                message = f"there is no field {self.text_field!r}: {closest(self.text_field, sample)}"
-                raise ConfigError(message, key="text_field", value=self.text_field)
+            require_known((self.text_field,), sample, key="text_field")
             text = sample[self.text_field]
         text = bytes(text).decode() if isinstance(text, (bytes, bytearray, memoryview)) else text
         if not isinstance(text, str):

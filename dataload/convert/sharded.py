@@ -43,7 +43,7 @@ class ShardedWriter(ClosedOrAborted):
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._pid = os.getpid()
         self._target, self._entry, self._rule, self._overwrite = target, target.entry, rule, overwrite
-        self._writing = Writing(target, dict(options), False, lambda record, *_: record, (), RecordMap())
+        self._writing = Writing(target, dict(options), False, _unchanged, (), RecordMap())
         self._entry.writer_options.parse(options, f"the writer of format {self._entry.name!r}")
         self._numbers_keys = self._entry.key_field is not None and options.get("key") is None
         self._storage = target.storage
@@ -213,3 +213,7 @@ class ShardedWriter(ClosedOrAborted):
 
     def __repr__(self) -> str:
         return f"ShardedWriter({self._target.path!r}, {self._count} records, {self._state})"
+
+
+def _unchanged(record: Any, _: int, __: int | None) -> Any:
+    return record

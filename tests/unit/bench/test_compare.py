@@ -73,7 +73,7 @@ def run(tmp_path, capsys):
 
 
 def row_of(lines, name):
-    (line,) = (line for line in lines if line.startswith(f"  {name} "))
+    (line,) = (line for line in lines if line.startswith(f"{name} "))
     return " ".join(line.split()).removeprefix(name).split()
 
 

@@ -25,7 +25,7 @@ def data():
 
 @pytest.fixture
 def choices():
-    return Choices(orders=("global", "sequential"), workers=(0, 2), batch_size=8, seconds=0.5, seed=3)
+    return Choices(orders=("global", "sequential"), workers=(0, 2), batch_size=8, seconds=0.5)
 
 
 @pytest.fixture

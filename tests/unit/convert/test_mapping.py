@@ -11,7 +11,7 @@ import pytest
 import dataload
 from dataload import DROP, ConfigError, SampleContext, WorkerError
 from dataload.catalog.manifest import Manifest
-from dataload.cli.options import parse_max_bad
+from dataload.cli.convert import parse_max_bad
 from dataload.convert import convert
 from dataload.convert.mapping import MapFunction
 from dataload.errors import StoreError

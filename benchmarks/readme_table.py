@@ -33,7 +33,7 @@ _COLUMNS = {
     "x peer": "of best peer",
 }
 _SHORT = ("reader", "format", "order", "records/s", "x limit")
-_READERS = {"dataload": "**{}**", "peer": "{}"}
+_READERS = {"dataload": "**{}**", "peer": "{}", "limit": "limit: {}", "bare loop": "bare loop: {}"}
 _EXPLAINED = (
     "Each row is a reader with its best {chosen}. In each of {rounds} rounds, every reader runs in a process "
     "of its own, which reads the first epoch (first touch: mapped memory is touched for the first time) and then "
@@ -74,12 +74,7 @@ def replace(text: str, table: str) -> str:
 
 def short(results: Results) -> Iterator[str]:
     """Yield the lines of the tables with the best limit only and few columns."""
-    for name, measurements in by_workload(results.measurements).items():
-        yield f"{_heading(name, results)}\n"
-        limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
-        fastest = sorted(limits, key=lambda m: median(m.rates), reverse=True)[:1]
-        yield from _table(_SHORT, measurements, (*fastest, *best(measurements)))
-        yield ""
+    yield from _tables(results, _SHORT)
     rounds, seconds = _rounds(results.measurements)
     yield (
         f"Each reader has its best {_chosen(results)} and a process of its own; medians of {rounds} rounds of "
@@ -91,14 +86,7 @@ def short(results: Results) -> Iterator[str]:
 
 def markdown(results: Results) -> Iterator[str]:
     """Yield the lines of the tables, and below them the origin of the figures."""
-    for name, measurements in by_workload(results.measurements).items():
-        yield f"{_heading(name, results)}\n"
-        limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
-        shown = best(measurements)
-        yield from _table(tuple(_COLUMNS), measurements, (*limits, *shown))
-        yield ""
-        yield from _notes(measurements, shown)
-        yield from _search(name, results)
+    yield from _tables(results, tuple(_COLUMNS))
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     memory = f", {machine['memory'] / 1e9:.0f} GB" if machine.get("memory") else ""
@@ -108,6 +96,26 @@ def markdown(results: Results) -> Iterator[str]:
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}.\n\n```\n{results.command}\n```"
     )
+
+
+def _tables(results: Results, columns: Sequence[str]) -> Iterator[str]:
+    """Yield a table for each workload; below one with all columns, the settings of its readers and their search."""
+    for name, measurements in by_workload(results.measurements).items():
+        yield f"{_heading(name, results)}\n"
+        limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
+        shown = best(measurements)
+        above = sorted(limits, key=lambda m: median(m.rates), reverse=True)[:1] if columns is _SHORT else limits
+        yield from _table(columns, measurements, limits, (*above, *shown))
+        yield ""
+        if columns is not _SHORT:
+            yield from _folded(
+                "Settings of the peers",
+                [*settings([m for m in shown if m.task.kind == "peer"]), *problems(measurements)],
+            )
+            yield from _folded(
+                "Settings that were tried, in one short measurement each",
+                [f"{r['case']}: {r['records_per_second']:,.0f}/s" for r in results.rows if r["title"] == name],
+            )
 
 
 def _heading(name: str, results: Results) -> str:
@@ -120,43 +128,31 @@ def _machine(results: Results) -> str:
     return f"{machine.get('cpus')} CPUs ({_cell(str(machine.get('processor')))}), {results.date[:10]}"
 
 
-def _table(columns: Sequence[str], measurements: Sequence[Measurement], shown: Sequence[Measurement]) -> Iterator[str]:
+def _table(
+    columns: Sequence[str],
+    measurements: Sequence[Measurement],
+    limits: Sequence[Measurement],
+    shown: Sequence[Measurement],
+) -> Iterator[str]:
     """Yield the rows of some of the measurements, which all together decide on the ratios."""
     yield f"| {' | '.join(_COLUMNS[column] for column in columns)} |"
     yield "|---|---|---|" + "---:|" * (len(columns) - 3)
-    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
     rows = dict(zip(map(id, measurements), rate_rows(measurements), strict=True))
     for measurement in shown:
         row = dict(zip(RATE_COLUMNS, rows[id(measurement)], strict=True))
-        row["reader"] = _reader(measurement, limits).format(row["reader"])
+        kind = measurement.task.kind
+        if kind == "limit":  # only what has the reading of the first limit is a limit
+            kind = "limit" if measurement.task.reading == limits[0].task.reading else "bare loop"
+        row["reader"] = _READERS[kind].format(row["reader"])
         yield f"| {' | '.join(_cell(row[column]) for column in columns)} |"
 
 
-def _reader(measurement: Measurement, limits: Sequence[Measurement]) -> str:
-    """Return how the name of a reader is shown: only what has the reading of the first limit is a limit."""
-    task = measurement.task
-    if task.kind != "limit":
-        return _READERS[task.kind]
-    return "limit: {}" if task.reading == limits[0].task.reading else "bare loop: {}"
-
-
-def _notes(measurements: Sequence[Measurement], shown: Sequence[Measurement]) -> Iterator[str]:
-    """Yield the settings of the readers in the table, and what could not be measured, folded."""
-    lines = [*settings([m for m in shown if m.task.kind == "peer"]), *problems(measurements)]
+def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield lines below a title that opens them; nothing without lines."""
     if lines:
-        yield "<details><summary>Settings of the peers</summary>\n"
+        yield f"<details><summary>{title}</summary>\n"
         yield from (f"- {_cell(line)}" for line in lines)
         yield "\n</details>\n"
-
-
-def _search(name: str, results: Results) -> Iterator[str]:
-    """Yield the rates of all settings that were tried, folded."""
-    tried = [
-        f"- {_cell(row['case'])}: {row['records_per_second']:,.0f}/s" for row in results.rows if row["title"] == name
-    ]
-    if tried:
-        yield "<details><summary>Settings that were tried, in one short measurement each</summary>\n"
-        yield from (*tried, "\n</details>\n")
 
 
 def _chosen(results: Results) -> str:

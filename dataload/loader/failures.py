@@ -159,15 +159,8 @@ def is_for_consumer(error: BaseException) -> bool:
     """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises."""
     # Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`,
     # and are failures of the step, in every kind of worker.
-    if isinstance(error, Exception) or worker_name().startswith("dataload-"):
-        return False
-    return _is_from_signal(error)
-
-
-def _is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised `error`."""
     entry = error.__traceback__
-    if entry is None:
+    if isinstance(error, Exception) or worker_name().startswith("dataload-") or entry is None:
         return False
     while (called := entry.tb_next) is not None:
         # A handler gets the frame that it interrupts, and is called by it.

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.failures import mark_users
-from dataload._util.settings import check_call, setting_error
+from dataload._util.settings import check_call
 from dataload.catalog.facts import require_known, select_fields
 from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
 from dataload.collate.collate import check_pad_value
@@ -175,8 +175,6 @@ def choose_collate(
         return default_collate
     if isinstance(collate, Mapping):
         return Collate(collate, pad_value) if collate or pad_value is not None else default_collate
-    if not callable(collate):
-        raise setting_error("collate", collate, "must be a function of a list of samples")
     check_call("collate", collate, "a list of samples")
     return collate
 
@@ -190,8 +188,6 @@ def without_warning(collate: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_batch_transform(function: Any) -> Any:
     """Return `batch_transform`, checked to be a function of a batch, or None."""
-    if function is not None and not callable(function):
-        raise setting_error("batch_transform", function, "must be a function of a batch")
     if function is not None:
         check_call("batch_transform", function, "a batch")
     return function

@@ -13,7 +13,7 @@ from dataload._util.randomness import keep_global_generators
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
-from dataload.executors import Executor, ExecutorName, Fleet, WorkerLostError
+from dataload.executors import ExecutorName, Fleet, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.failures import ErrorPolicy, OnError
@@ -204,12 +204,15 @@ class Loader(WeightChanges[BatchT]):
         self._scaling = workers.scaling(self._executor)
         self._ahead = Prefetch(None if workers.workplace == "ray" else source, fields, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
+        releasing = ExitStack()
+        releasing.callback(self._executor.close)
+        releasing.callback(self._ahead.stop)  # comes first
         self._states = States(source, plan, self._replan)
         super().__init__(
             recorder=Recorder(workers.workplace, tuple(step.name for step in transform), traffics_of(source)),
             workers=workers.most,
             epochs=epochs,
-            release=functools.partial(_release, self._ahead, self._executor),
+            release=releasing.close,
         )
         if self._scaling is not None:
             self._workers_allowed = self._scaling.bounds.most
@@ -394,8 +397,3 @@ class Loader(WeightChanges[BatchT]):
         p = self._planner
         ranks = f", rank {p.rank} of {p.world_size}" if p.world_size > 1 else ""
         return f"{len(self._source)} records, {p.rows_per_step} rows per step{ranks}"
-
-
-def _release(ahead: Prefetch, executor: Executor[Any, Any]) -> None:
-    ahead.stop()
-    executor.close()

@@ -6,6 +6,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
@@ -328,22 +329,15 @@ def _recorded(tasks: Iterable[Task], record: deque[Task]) -> Iterator[Task]:
         yield task
 
 
-def one_by_one(steps: range, _: Callable[[], int]) -> Iterator[range]:
-    """Yield each step of an epoch as a task of its own."""
+def one_by_one(steps: Iterable[int], _: Callable[[], int]) -> Iterator[range]:
+    """Yield each step as a task of its own."""
     return (range(step, step + 1) for step in steps)
 
 
 def _tasks(
-    planners: EpochPlanners,
-    start: Cursor,
-    epochs: int | None,
-    budget: PrefetchBudget,
-    groups: StepGroups,
+    planners: EpochPlanners, start: Cursor, epochs: int | None, budget: PrefetchBudget, groups: StepGroups
 ) -> Generator[StepRange]:
     for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
-        for step in missing:
-            budget.steps += 1
-            yield StepRange(epoch, planner.origin, step, step + 1, planners.sent(range(step, step + 1), epoch=epoch))
-        for group in groups(steps, budget.share):
+        for group in chain(one_by_one(missing, budget.share), groups(steps, budget.share)):
             budget.steps += len(group)
             yield StepRange(epoch, planner.origin, group.start, group.stop, planners.sent(group, epoch=epoch))

@@ -16,10 +16,9 @@ from typing import Any, Literal, NamedTuple, Self
 from dataload._util.system import usable_cpus
 from dataload.executors import Executor, ExecutorName, Fleet, TimeoutPolicy, check_executor, make_executor
 from dataload.loader.recorder import Recorder
-from dataload.loader.statistics import Workplace
+from dataload.loader.statistics import WAITS, Workplace
 from dataload.loader.step import StepWork
 
-_WAITS = 0.05  # fraction of the time: a consumer that waits less needs no more workers
 _QUICK_SECONDS = 5e-3  # of work per batch: below it, the consumer's thread may be the fastest place
 _WAITING = 0.5  # fraction of their busy time: workers that use less CPU mostly wait for something else
 _MOST_WAITING = 4  # times the CPUs: workers that "auto" may use if they mostly wait
@@ -219,7 +218,7 @@ def _moved(setting: Setting, move: str, sample: ThroughputSample, bounds: Bounds
 
 def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> bool:
     """Return True unless the sample, which is of `best`, shows that `trial` cannot be better."""
-    waits = sample.wait_seconds >= _WAITS * sample.seconds
+    waits = sample.wait_seconds >= WAITS * sample.seconds
     if trial.workers == best.workers:  # a longer queue helps if the workers have to wait for the consumer
         return waits and best.workers > 0 and sample.busy < 0.9 * best.workers
     if not trial.workers:

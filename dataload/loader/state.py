@@ -64,11 +64,7 @@ class EpochPlanners:
     """The planner of each epoch: `planner`, except one epoch, resumed with other steps or from `before`: `shifted`."""
 
     def __init__(
-        self,
-        planner: BatchPlanner,
-        epoch: int = -1,
-        shifted: BatchPlanner | None = None,
-        before: Before | None = None,
+        self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None, before: Before | None = None
     ) -> None:
         self.before: Before | None = before
         self._planner = planner

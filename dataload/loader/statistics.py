@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from dataload._util.interactive import html_table
 from dataload.samplers.mixture_changes import SourceStatistics
-from dataload.storage.remote.traffic import Downloads
+from dataload.storage.remote.traffic import Downloads, ratio
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes", "ray"]
 """Where batches are made; `serial` is the consumer's thread."""
@@ -42,48 +42,6 @@ class StageStatistics:
 
     def __sub__(self, earlier: StageStatistics) -> StageStatistics:
         return StageStatistics(self.runs - earlier.runs, self.seconds - earlier.seconds)
-
-
-class Loop(NamedTuple):
-    """One turn of a training loop, in seconds per batch."""
-
-    period: float  # from one batch to the next
-    consumer: float  # between batches
-    work: float  # of all workers together, waits for the GIL and for CPUs included
-    workers: int  # 0 for the consumer's thread
-    executor: str
-    cpus: int  # that the process may use
-    busy_cpus: float | None  # CPUs that the threads of this process keep busy; None if unknown
-
-    @property
-    def busy(self) -> float:
-        """Mean number of busy workers."""
-        return self.work / self.period
-
-    @property
-    def computes(self) -> bool:
-        """True if the work uses CPUs; otherwise it mostly waits."""
-        used = self.busy_cpus
-        return used is None or used >= _COMPUTES * min(self.busy, self.cpus) or self.takes_turns
-
-    @property
-    def takes_turns(self) -> bool:
-        """True if threads behave as if only one could run at a time."""
-        used = self.busy_cpus
-        several = self.executor == "threads" and self.cpus > 1 and self.busy > _TOGETHER
-        return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]
-
-    @property
-    def alone(self) -> float:
-        """The work on a batch by a worker with a CPU, and the GIL, to itself."""
-        if not self.workers:
-            return max(self.work, self.period - self.consumer)  # with the loader's own
-        if not self.computes:
-            return self.work
-        if self.busy_cpus is None:
-            return self.work / max(1.0, self.busy / self.cpus)
-        # Threads that wait for the GIL or for a CPU are busy but use none.
-        return min(self.work, self.busy_cpus * self.period)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -148,12 +106,12 @@ class Statistics:
     @property
     def rows_per_second(self) -> float:
         """Rows per second as the consumer saw them."""
-        return _ratio(self.rows, self.wait_seconds + self.consumer_seconds)
+        return ratio(self.rows, self.wait_seconds + self.consumer_seconds)
 
     @property
     def wait_share(self) -> float:
         """The fraction of its time that the consumer waits, in [0, 1], without the wait for the first batch."""
-        return _ratio(self.wait_seconds - self.first_wait_seconds, self._loop_seconds)
+        return ratio(self.wait_seconds - self.first_wait_seconds, self._loop_seconds)
 
     @property
     def busy_cpus(self) -> float | None:
@@ -214,7 +172,7 @@ class Statistics:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
             return f"limit: unknown, {received.get(self.steps, f'{self.steps} batches are too few to tell')}"
         if self.wait_share < WAITS:
-            slowed = f"; {self._turns('they hold the GIL, which slows it down')}" if self._loop.takes_turns else ""
+            slowed = f"; {self._turns('they hold the GIL, which slows it down')}" if self._takes_turns else ""
             return f"limit: the consumer; it waits {self.wait_share:.0%} of the time{slowed}"
         waits = f"the consumer waits {self.wait_share:.0%} of the time"
         if self._busy < _BUSY * max(1, self._mean_workers):
@@ -225,12 +183,12 @@ class Statistics:
     @property
     def _mean_workers(self) -> float:
         """Mean number of workers that were in use."""
-        return _ratio(self.worker_seconds, self._loop_seconds) if self.worker_seconds else self.workers
+        return ratio(self.worker_seconds, self._loop_seconds) if self.worker_seconds else self.workers
 
     @property
     def _busy(self) -> float:
         """Mean number of busy workers; without workers, of those while the consumer waits."""
-        return _ratio(self.work_seconds, self._loop_seconds - (0 if self.workers else self.consumer_seconds))
+        return ratio(self.work_seconds, self._loop_seconds - (0 if self.workers else self.consumer_seconds))
 
     @property
     def _cpus(self) -> int:
@@ -238,21 +196,35 @@ class Statistics:
         return self.cpus if self.executor != "ray" else _MOST_WAITING * max(1, self.workers_allowed)
 
     @property
-    def _loop(self) -> Loop:
-        return Loop(
-            period=self._loop_seconds / self.steps,
-            consumer=self.consumer_seconds / self.steps,
-            work=self.work_seconds / self.steps,
-            workers=self.workers,
-            executor=self.executor,
-            cpus=self._cpus,
-            busy_cpus=self.busy_cpus,
-        )
+    def _computes(self) -> bool:
+        """True if the work uses CPUs; otherwise it mostly waits."""
+        used, busy = self.busy_cpus, self.work_seconds / self._loop_seconds
+        return used is None or used >= _COMPUTES * min(busy, self._cpus) or self._takes_turns
+
+    @property
+    def _takes_turns(self) -> bool:
+        """True if threads behave as if only one could run at a time."""
+        used, busy = self.busy_cpus, self.work_seconds / self._loop_seconds
+        several = self.executor == "threads" and self.cpus > 1 and busy > _TOGETHER
+        return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]
+
+    @property
+    def _alone(self) -> float:
+        """Seconds that all the work would take one worker with a CPU, and the GIL, to itself."""
+        work, loop = self.work_seconds, self._loop_seconds
+        if not self.workers:
+            return max(work, loop - self.consumer_seconds)  # with the loader's own
+        if not self._computes:
+            return work
+        if self.busy_cpus is None:
+            return work / max(1.0, work / loop / self._cpus)
+        # Threads that wait for the GIL or for a CPU are busy but use none.
+        return min(work, self.busy_cpus * loop)
 
     def _label(self, name: str, stage: StageStatistics) -> str:
-        share = f"{_ratio(stage.seconds, self.work_seconds):.0%} of {'worker time' if self.workers else 'the work'}"
+        share = f"{ratio(stage.seconds, self.work_seconds):.0%} of {'worker time' if self.workers else 'the work'}"
         if name == "read":  # workers that keep CPUs busy read from memory, and copy or decode
-            computes = self._loop.computes and not self._loop.takes_turns and self.busy_cpus is not None
+            computes = self._computes and not self._takes_turns and self.busy_cpus is not None
             return f"read (on CPUs, {share})" if computes else f"storage (read, {share})"
         if name == "transform" and self.transforms:
             names = [name.rpartition(".")[2] for name in self.transforms]
@@ -269,7 +241,7 @@ class Statistics:
         size = f", or their way between processes ({self.nbytes / self.steps / 1e6:.1f} MB each)"
         return (
             f"batches of unequal cost{size if self.executor in ('processes', 'ray') else ''}; workers are busy "
-            f"{_ratio(self._busy, self._mean_workers):.0%} of the time, "
+            f"{ratio(self._busy, self._mean_workers):.0%} of the time, "
             "and a larger prefetch or in_order=False may help"
         )
 
@@ -278,21 +250,20 @@ class Statistics:
         if stage == "download" and self.downloads is not None:
             seconds = self.wait_seconds + self.consumer_seconds
             return self.downloads.advice(seconds, processes=self.executor not in ("serial", "threads"))
-        loop = self._loop
-        if loop.takes_turns:
+        if self._takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
         if self.workers < self.workers_allowed:
             return self._fewer(stage)
-        most = self._cpus if loop.computes else _MOST_WAITING * max(1, self.workers)
+        most = self._cpus if self._computes else _MOST_WAITING * max(1, self.workers)
         possible = max(0, most - self.workers)
         if self.consumer_seconds < _DOES_NOTHING * self._loop_seconds:
             return self._throughput(stage, possible)
-        needed = math.ceil(loop.alone / loop.consumer - 1e-9)
+        needed = math.ceil(self._alone / self.consumer_seconds - 1e-9)
         wanted = max(needed - self.workers, 1)  # at least one, because the consumer waits
         if wanted <= possible:
             return f"{self._more(wanted)} would feed it"
         takes = (
-            f"; to keep up with the consumer takes {needed} {'CPUs' if loop.computes else 'workers'}"
+            f"; to keep up with the consumer takes {needed} {'CPUs' if self._computes else 'workers'}"
             if needed > most
             else ""
         )
@@ -310,16 +281,16 @@ class Statistics:
             f"{self.workers or 'none'} of {self.workers_allowed} workers {'is' if self.workers < 2 else 'are'} in use"
         )
         line = f"{used}, because more were not faster"
-        loop = self._loop
-        if self.executor in ("processes", "ray") or not loop.computes or self.cpus == 1 or loop.work < _QUICK:
+        quick = self.work_seconds < _QUICK * self.steps
+        if self.executor in ("processes", "ray") or not self._computes or self.cpus == 1 or quick:
             return line
         if stage in _COPYING:
             return f"{line}: the memory may be the limit, or the GIL"
         return f"{line}, perhaps because it holds the GIL: try executor='processes'"
 
     def _throughput(self, stage: str, possible: int) -> str:
-        rate = _ratio(self.rows, self._loop_seconds)
-        if not self._loop.computes:
+        rate = ratio(self.rows, self._loop_seconds)
+        if not self._computes:
             faster = f"the work keeps {self.busy_cpus:.1f} CPUs busy and mostly waits, so more workers may help"
         elif possible:
             faster = f"{self._more(possible)}, one per CPU, may help"
@@ -328,7 +299,7 @@ class Statistics:
         return f"it only reads, at {rate:,.0f} rows/s; {faster}"
 
     def _more(self, number: int) -> str:
-        kind = "" if self.workers or not self._loop.computes else " (processes, if it holds the GIL)"
+        kind = "" if self.workers or not self._computes else " (processes, if it holds the GIL)"
         return f"{number}{' more' if self.workers else ''} worker{'' if number == 1 else 's'}{kind}"
 
     def _no_more(self, stage: str) -> str:
@@ -348,7 +319,7 @@ class Statistics:
         }
         stages = {name: stage - earlier.stages.get(name, StageStatistics()) for name, stage in self.stages.items()}
         downloads = self.downloads and self.downloads - (earlier.downloads or Downloads())
-        depth = _ratio(self.depth * self.steps - earlier.depth * earlier.steps, totals["steps"])
+        depth = ratio(self.depth * self.steps - earlier.depth * earlier.steps, totals["steps"])
         return dataclasses.replace(self, **totals, stages=stages, depth=depth, downloads=downloads)
 
     def to_json(self) -> dict[str, Any]:
@@ -386,14 +357,10 @@ class Statistics:
             f"work in {self.where}{started}{cpus}:",
         ]
         for name, stage in self.stages.items():
-            share, each = _ratio(stage.seconds, self.work_seconds), 1e3 * _ratio(stage.seconds, stage.runs)
+            share, each = ratio(stage.seconds, self.work_seconds), 1e3 * ratio(stage.seconds, stage.runs)
             lines.append(f"  {name:<16}{stage.seconds:8.2f} s {share:4.0%} {stage.runs:8,} times {each:10.3f} ms each")
         if self.downloads is not None:
             lines.append(str(self.downloads))
         if self.bad:
             lines.append(f"{self.bad:,} bad records; {self.retries:,} steps made again, record by record")
         return "\n".join([*lines, self.verdict])
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

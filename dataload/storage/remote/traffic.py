@@ -55,7 +55,7 @@ class Downloads:
                 f"the cache is too small, {self.shards_again:,} of {self.shards_downloaded:,} downloads of shards "
                 "were of evicted ones: raise remote.budget, or shuffle in a pool of fewer shards"
             )
-        used = _ratio(self.request_seconds, seconds)
+        used = ratio(self.request_seconds, seconds)
         if used < _CONNECTED * self.connections:
             late = f"{used:.1f} of {self.connections} connections are in use: "
             if not by_range:
@@ -65,11 +65,11 @@ class Downloads:
                     f"{late}worker processes fetch no ranges ahead, so use threads, or whole shards in a remote.cache"
                 )
             return f"{late}the order or the consumer asks too late; whole shards in a remote.cache may help"
-        rate = f"{used:.1f} connections bring {_ratio(self.nbytes, seconds) / 1e6:,.1f} MB/s"
+        rate = f"{used:.1f} connections bring {ratio(self.nbytes, seconds) / 1e6:,.1f} MB/s"
         if self.transfer_seconds < _TRANSFER * self.request_seconds:
-            wait = 1e3 * _ratio(self.request_seconds - self.transfer_seconds, self.requests)
+            wait = 1e3 * ratio(self.request_seconds - self.transfer_seconds, self.requests)
             fewer = "keep whole shards in a remote.cache" if by_range else "raise remote.part_bytes"
-            wasted = f", {_ratio(self.wasted_bytes, self.nbytes):.0%} of it wasted" if by_range else ""
+            wasted = f", {ratio(self.wasted_bytes, self.nbytes):.0%} of it wasted" if by_range else ""
             return f"{rate}{wasted}, and answers take {wait:.0f} ms to begin: {fewer}, or allow more remote.connections"
         kept = "keep shards in a remote.cache" if by_range else "raise remote.budget, which keeps more shards"
         return f"{rate}: allow more remote.connections if the network has more, or {kept}"
@@ -157,5 +157,6 @@ class Traffic:
         return found
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """Return a fraction, 0 of nothing."""
     return part / whole if whole else 0.0

@@ -219,7 +219,7 @@ def step_ranges(
                 found = reader.ranges(local, fields)
                 if found is not None:
                     ranges.append((files[shard], *found))
-            yield StepRanges(ranges)
+            yield ranges
             start = stop
 
 

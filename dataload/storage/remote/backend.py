@@ -38,11 +38,11 @@ from dataload.storage.remote.files import (
     local_copy,
     open_shards,
 )
-from dataload.storage.remote.prefetch.board import BoardReader, Coming, wait_for
+from dataload.storage.remote.jobs import BoardReader, Coming, wait_for
 from dataload.storage.remote.prefetch.plan import Use
 from dataload.storage.remote.prefetch.shards import CachedShards, ShardPrefetcher, write
 from dataload.storage.remote.requests import cut, split_url
-from dataload.storage.remote.settings import ObjectVersion, Remote, node_directory, node_folder, parse_bytes
+from dataload.storage.remote.settings import ObjectVersion, Remote, node_directory, node_folder
 from dataload.types import Int64Array
 
 _ROOM_SECONDS = 5.0  # wait for room for a shard read as a whole, before reading it by range
@@ -144,14 +144,7 @@ class RemoteStorage:
         name = ShardCache.name(path, version)
         kept = functools.partial(self._keep, path)
         if whole:
-            return local_copy(
-                path,
-                version,
-                lambda: self._wait(path, version),
-                mapped=mapped,
-                listed=True,
-                keep=kept,
-            )
+            return local_copy(path, version, lambda: self._wait(path, version), mapped=mapped, listed=True, keep=kept)
 
         def local(lease: Lease | None) -> ReopenedFile[Any] | None:
             leases = [] if lease is None else [lease]  # the file is opened only once
@@ -277,7 +270,7 @@ class RemoteStorage:
 
     def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
         """Refuse to read whole shards only to count their records if that takes too many bytes."""
-        opening, limit = self._remote.opening, parse_bytes("scan", self._remote.options.scan)
+        opening, limit = self._remote.opening, int(self._remote.options.scan)
         found = (self._remote.versions.get(url) or version for url in opening)  # the rest have about this size
         total = sum(each.size for each in found)
         if total <= limit or (cached and self._shards.holds(ShardCache.name(path, version))):
@@ -300,7 +293,7 @@ class RemoteStorage:
 
         def download(descriptor: int) -> None:
             client, key = client_of(path, self._remote)
-            chunks = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
+            chunks = cut([0], [version.size], int(self._remote.options.part_bytes))
             client.fetch(path, key, version, chunks, lambda _, offset, data: write(descriptor, offset, data))
             traffic.downloaded(name)
 
@@ -373,7 +366,6 @@ def node_cache(remote: Remote) -> ShardCache:
     directory = node_directory(remote)
     if directory is None:
         raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
-    budget, named = remote.options.budget, remote.options.cache is not None
-    parsed = None if budget is None else parse_bytes("budget", budget)
-    share = 1 if named else _SHARE_OF_HOME
-    return ShardCache(directory, parsed, share=share, timeout=remote.options.timeout)
+    options = remote.options
+    budget, share = options.budget, _SHARE_OF_HOME if options.cache is None else 1
+    return ShardCache(directory, None if budget is None else int(budget), share=share, timeout=options.timeout)

@@ -169,7 +169,10 @@ class ShardCache:
         wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
         while True:
             try:
-                lease = self._fetch_or_evict(url, version, download, give_up, wait)
+                with self._evicting(url, version.size, give_up):
+                    lease = self._fetch(url, version, download, give_up, wait)
+                    arrivals[self.root] += 1
+                    return lease
             except CacheFullError as error:
                 # Other threads of this process take turns; progress of other jobs does not help.
                 if not wait.goes_on(arrivals[self.root]):
@@ -181,30 +184,20 @@ class ShardCache:
                     what = f"the cache {self._directory} is repeatedly deleted while it is in use"
                     raise SourceError(f"{what}: set remote.cache to another directory", path=url) from error
                 remade = bool(trusted_folder(self.root, "shards"))
-            else:
-                if lease is not None:
-                    arrivals[self.root] += 1
-                    return lease
 
-    def _fetch_or_evict(
-        self,
-        url: str,
-        version: ObjectVersion,
-        download: Callable[[int], None],
-        give_up: Callable[[], bool],
-        wait: Wait,
-    ) -> Lease | None:
-        """Return a lease; None if the disk was full and an eviction made room."""
+    @contextmanager
+    def _evicting(self, url: str, size: int, give_up: Callable[[], bool]) -> Generator[None]:
+        """Leave the ``with`` block without an error if the disk was full and an eviction made room."""
         try:
-            return self._fetch(url, version, download, give_up, wait)
+            yield
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             if self._evict_one() or (give_up() and self._evict_one()):
-                return None
+                return
             free = shutil.disk_usage(self._directory).free
             raise CacheFullError(
-                f"the disk of the cache {self._directory} is full: {url} needs {version.size} bytes, the budget is "
+                f"the disk of the cache {self._directory} is full: {url} needs {size} bytes, the budget is "
                 f"{self._budget or 'all of the disk'}, and nothing is left to evict; "
                 f"{free:,} bytes are free",
                 path=url,
@@ -226,12 +219,7 @@ class ShardCache:
                 raise CacheFullError(f"another process has not {what} for {self._timeout:g} s")
 
     def _fetch(
-        self,
-        url: str,
-        version: ObjectVersion,
-        download: Callable[[int], None],
-        give_up: Callable[[], bool],
-        wait: Wait,
+        self, url: str, version: ObjectVersion, download: Callable[[int], None], give_up: Callable[[], bool], wait: Wait
     ) -> Lease:
         name = self.name(url, version)
         path, partial = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")

@@ -26,7 +26,7 @@ from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.requests import GAP, Chunk, cut
-from dataload.storage.remote.settings import ObjectVersion, Remote, node_folder, parse_bytes
+from dataload.storage.remote.settings import ObjectVersion, Remote, node_folder
 from dataload.types import Array, BytesArray, Int64Array
 
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -73,7 +73,7 @@ def fetch(
         begin = chunk.at + offset - chunk.start
         buffer[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
 
-    chunks = cut(starts, stops, parse_bytes("part_bytes", remote.options.part_bytes))
+    chunks = cut(starts, stops, int(remote.options.part_bytes))
     if chunks:
         client, key = client_of(url, remote)
         with downloading():
@@ -315,8 +315,7 @@ class RemoteAtomicFile(AtomicFile):
         if size <= LARGEST_PUT:
             with open(path, "rb") as file:
                 return self._client.put(url, key, file.read(), "overwrite" if self._overwrite else "create")[0]
-        given = parse_bytes("part_bytes", self._remote.options.part_bytes)
-        part = max(_SMALLEST_PART, given, -(-size // _MOST_PARTS))
+        part = max(_SMALLEST_PART, int(self._remote.options.part_bytes), -(-size // _MOST_PARTS))
 
         def parts() -> Iterator[bytes]:
             with open(path, "rb") as file:

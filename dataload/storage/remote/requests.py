@@ -54,15 +54,6 @@ def is_permanent(error: Exception, errors: Any) -> bool:
     return permanent or _PERMANENT.search(str(error)) is not None
 
 
-def is_of_machine(error: Exception) -> bool:
-    found = _SYSTEM.search(str(error))
-    return found is not None and int(found[1]) in MACHINE_ERRNOS
-
-
-def is_throttled(error: BaseException) -> bool:
-    return _THROTTLED.search(str(error)) is not None
-
-
 def failure_reason(error: BaseException, secrets: Iterable[str]) -> str:
     text = str(error)
     code = _CODE.search(text)
@@ -171,8 +162,8 @@ class Attempts:
                 raise FileExistsError(url) from None
             except Exception as error:
                 reason, permanent = failure_reason(error, self.secrets), is_permanent(error, self.errors)
-                of_machine = is_of_machine(error)
-            if of_machine:
+                found = _SYSTEM.search(str(error))
+            if found is not None and int(found[1]) in MACHINE_ERRNOS:
                 raise MachineError(
                     f"cannot {what}: this machine lacks descriptors or memory ({reason}): raise `ulimit -n`, or lower "
                     "remote.connections",
@@ -195,7 +186,7 @@ class Attempts:
             result = call()
             failed = False
         except BaseException as error:
-            throttled = is_throttled(error)
+            throttled = _THROTTLED.search(str(error)) is not None
             if type(error).__name__ == "PanicException":  # a bug or a bad setting, not the store's answer
                 message = f"cannot {what}: obstore panicked with {failure_reason(error, self.secrets)}"
                 raise StoreError(f"{message}: check the endpoint and the other storage_options") from None

@@ -33,15 +33,8 @@ _PUBLIC = {
     *("pool_idle_timeout", "pool_max_idle_per_host", "read_timeout", "region", "request_payer", "retry_config"),
     *("s3_express", "service_account", "service_account_path", "skip_signature", "storage_account_name", "timeout"),
     *("unsigned_payload", "use_azure_cli", "use_emulator", "use_fabric_endpoint", "user_agent"),
-    *(
-        "virtual_hosted_style_request",
-        "backoff",
-        "headers_follow_redirects",
-        "max_retries",
-        "init_backoff",
-        "max_backoff",
-        "base",
-    ),
+    *("virtual_hosted_style_request", "backoff", "headers_follow_redirects", "max_retries", "init_backoff"),
+    *("max_backoff", "base"),
 }
 """Arguments of obstore's stores that hold no secret; all others may."""
 
@@ -70,7 +63,8 @@ class RemoteOptions:
     """Settings for reading data at URLs.
 
     Local files, including ``file://`` URLs, are read in place, so a program or config that sometimes reads local data
-    may keep these settings. Only compressed MDS shards are cached, decompressed, wherever they are.
+    may keep these settings. Only compressed MDS shards are cached, decompressed, wherever they are. Sizes are stored as
+    numbers of bytes.
 
     Attributes:
         cache: Directory for whole shards, shared by the processes of a node; by default ``dataload`` in the user's

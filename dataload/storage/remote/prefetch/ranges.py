@@ -9,8 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from dataload.errors import DataloadError, StoreError
 from dataload.storage.record_file import Runs, merge_ranges
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.requests import GAP, Chunk, cut
-from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+from dataload.storage.remote.settings import ObjectVersion, Remote
 from dataload.types import BytesArray, Int64Array
 
 T = TypeVar("T")
@@ -102,15 +101,8 @@ _MOST_BYTES = 1 << 28  # fetched and not yet received by the consumer
 _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
 
 
-@dataclass(frozen=True, slots=True)
-class StepRanges:
-    """The ranges of one step: URLs, each with (n,) int64 offsets and lengths in bytes."""
-
-    ranges: Sequence[tuple[str, Int64Array, Int64Array]]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(lengths.sum()) for _, _, lengths in self.ranges)
+StepRanges: TypeAlias = Sequence[tuple[str, Int64Array, Int64Array]]
+"""The ranges of one step: URLs, each with (n,) int64 offsets and lengths in bytes."""
 
 
 class _Fetched:
@@ -153,7 +145,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         super().__init__(remote)
         self._versions = versions
         self._steps = steps
-        self._part_bytes = parse_bytes("part_bytes", remote.options.part_bytes)
+        self._part_bytes = int(remote.options.part_bytes)
         self._planner, self._arrived = self._condition(), self._condition()
         self._ended = False
         self._received = self._planned = 0  # steps
@@ -254,7 +246,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         try:
             while len(group) < most and nbytes < _GROUP_BYTES and (step := next(self._steps, None)) is not None:
                 group.append(step)
-                nbytes += step.nbytes
+                nbytes += sum(int(lengths.sum()) for _, _, lengths in step)
         except Exception:  # an error of the order or a table: its step raises it again
             self._steps = iter(())
         return group
@@ -294,6 +286,6 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
 def _by_url(group: list[StepRanges]) -> dict[str, list[tuple[Int64Array, Int64Array]]]:
     found: dict[str, list[tuple[Int64Array, Int64Array]]] = {}
     for step in group:
-        for url, offsets, lengths in step.ranges:
+        for url, offsets, lengths in step:
             found.setdefault(url, []).append((offsets, lengths))
     return found

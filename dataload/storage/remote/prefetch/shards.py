@@ -22,12 +22,11 @@ from dataload.storage.paths import base_name
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import open_shards
-from dataload.storage.remote.jobs import Shares, describe_jobs
-from dataload.storage.remote.prefetch.board import Board, Coming
+from dataload.storage.remote.jobs import Board, Coming, Shares, describe_jobs
 from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, rank_budget, step_bytes
 from dataload.storage.remote.prefetch.ranges import DownloadThreads, Stopped
 from dataload.storage.remote.requests import Chunk, cut
-from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+from dataload.storage.remote.settings import ObjectVersion, Remote
 
 _ROOM_SECONDS = 2.0  # wait for room before reading by range
 SHARDS_AT_ONCE = 4
@@ -268,9 +267,7 @@ class ShardPrefetcher(DownloadThreads[_Job]):
             self._shard.wait(seconds)
 
     def _download(self, shard: int, descriptor: int) -> None:
-        chunks = cut(
-            [0], [self._shards.versions[shard].size], parse_bytes("part_bytes", self._remote.options.part_bytes)
-        )
+        chunks = cut([0], [self._shards.versions[shard].size], int(self._remote.options.part_bytes))
         job = _Job(shard, descriptor, len(chunks), threading.Condition(self._lock))
         with self._lock:
             # Requests follow the order of the plan, but never wait for a download of another process.

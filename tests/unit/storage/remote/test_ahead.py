@@ -123,7 +123,7 @@ def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
 def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
     """What can be read by range is; for the rest, an error tells after the time-out who has the room."""
     monkeypatch.setattr(ahead, "_ROOM_SECONDS", 0.05)
-    monkeypatch.setattr("dataload.storage.remote.prefetch.board._LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("dataload.storage.remote.jobs._LONGEST_WAIT", 0.1)
     budget = 2 * stored["array_record"][1] + 10
     version = ObjectVersion(budget - 10, "x", True)
     # As of a process that was stopped.

@@ -8,8 +8,7 @@ import tempfile
 import pytest
 
 from dataload.errors import MachineError
-from dataload.storage.remote.jobs import living
-from dataload.storage.remote.prefetch.board import Board, Coming, wait_for
+from dataload.storage.remote.jobs import Board, Coming, living, wait_for
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
 UNKNOWN, SOON, NEVER = Coming.UNKNOWN, Coming.SOON, Coming.NEVER
@@ -45,7 +44,7 @@ def test_a_planned_shard_is_waited_for_while_its_download_advances(tmp_path, mon
     assert wait_for(board, url, lambda: next(found), object) == "a lease"
     given_up = iter([lambda: None, lambda: board.set(0, UNKNOWN)])
     assert wait_for(board, url, lambda: next(given_up)(), object) is NEVER
-    monkeypatch.setattr("dataload.storage.remote.prefetch.board._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("dataload.storage.remote.jobs._LONGEST_WAIT", 0.0)
     board.set(0, SOON)
     assert wait_for(board, url, lambda: None, lambda: None) is UNKNOWN
 

@@ -11,7 +11,7 @@ from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteFile
 from dataload.storage.remote.prefetch import ranges
-from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
+from dataload.storage.remote.prefetch.ranges import RangePrefetcher
 from dataload.storage.remote.requests import GAP
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -33,7 +33,7 @@ def stored():
 
 
 def step(url, *ranges):
-    return StepRanges([(url, *np.array(ranges, np.int64).reshape(-1, 2).T)])
+    return [(url, *np.array(ranges, np.int64).reshape(-1, 2).T)]
 
 
 def read(prefetcher, url, *ranges):

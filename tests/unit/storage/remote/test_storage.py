@@ -14,7 +14,7 @@ from dataload.storage.local.files import LocalFile
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteStream, open_shards
-from dataload.storage.remote.prefetch.board import Board, Coming
+from dataload.storage.remote.jobs import Board, Coming
 from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
 

@@ -153,9 +153,6 @@ class DeviceLoader(DevicePrefetcher[Any]):
 
         return jax.tree_util.tree_map_with_path(place, batch, is_leaf=is_leaf)
 
-    def _receive(self, sent: Any) -> Any:
-        return sent
-
     def _place(self, name: str, value: Any) -> Any:
         _, ranks, blocks = self._rows
         if isinstance(value, Ragged) and ranks * blocks > 1:

@@ -1,6 +1,6 @@
 """Executors run tasks in the consumer's thread, in threads, or in processes and on Ray clusters (imported on use)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -49,13 +49,6 @@ ResultT = TypeVar("ResultT")
 ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver", "ray"]
 """The kind of workers, if `num_workers` is not 0: threads, processes by how they start, or a `Fleet` (see `Loader`)."""
 
-_HOMES: Mapping[str, str] = {
-    "threads": "dataload.executors.threads:ThreadExecutor",
-    **dict.fromkeys(("processes", "fork", "spawn", "forkserver"), "dataload.executors.processes:ProcessExecutor"),
-    "ray": "dataload.ray.fleet:FleetExecutor",
-}
-"""The classes of executors by name. They are imported on use: `multiprocessing` takes long, and Ray may be missing."""
-
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
     "install cloudpickle); other things, executor='threads' or, in a loader, executor='fork'"
@@ -81,16 +74,17 @@ def make_executor(
     if not workers:
         return SerialExecutor(work)
     options: dict[str, Any] = {"timeouts": timeouts, "first": first}
-    if isinstance(name, Fleet):
-        options |= {"fleet": name, "settings": settings}
-    elif name != "threads":
-        check_processes("executor", name)
-        modules = () if name == "fork" else check_pickles(*settings)
-        started = None if name == "processes" else name
-        slots = window + _SLOTS_BEYOND_WINDOW
-        options |= {"slots": slots, "start_method": started, "modules": modules, "assign": assign}
-    module, _, kind = _HOMES["ray" if isinstance(name, Fleet) else name].partition(":")
-    return getattr(import_module(module), kind)(work, workers, **options)
+    if name == "threads":
+        return ThreadExecutor(work, workers, **options)
+    if isinstance(name, Fleet):  # Ray may be missing
+        fleet: Any = import_module("dataload.ray.fleet")
+        return fleet.FleetExecutor(work, workers, fleet=name, settings=settings, **options)
+    check_processes("executor", name)
+    from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
+
+    modules = () if name == "fork" else check_pickles(*settings)
+    options |= {"start_method": None if name == "processes" else name, "modules": modules, "assign": assign}
+    return ProcessExecutor(work, workers, slots=window + _SLOTS_BEYOND_WINDOW, **options)
 
 
 def check_executor(value: Any) -> Any:

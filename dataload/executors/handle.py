@@ -6,9 +6,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Generator, Iterable
+from concurrent.futures import wait
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing import process as multiprocessing_process
 from time import monotonic, sleep
@@ -17,6 +17,7 @@ from typing import Any
 
 from dataload._util.caches import pickling_for_worker
 from dataload._util.system import open_files_limit, read_at
+from dataload._util.threads import DaemonThreads
 from dataload.errors import ConfigError
 from dataload.executors.base import StallMonitor, StartMethod, TimeoutPolicy, WorkerPosition, WorkerStatus
 from dataload.executors.serialization import has_importable_main, take_apart
@@ -188,27 +189,18 @@ def _start(process: Any, theirs: socket.socket) -> None:
 
 def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy) -> None:
     """Start a process by the fork server; a `WorkerLostError` after the timeout, where `multiprocessing` would hang."""
-    errors: list[BaseException] = []
-    ended = threading.Event()
-
-    def start() -> None:
-        try:
-            _start(process, theirs)
-        except BaseException as error:  # raised below
-            errors.append(error)
-        finally:
-            ended.set()
-
     try:
-        threading.Thread(target=start, name=f"{process.name}-start", daemon=True).start()
+        started = DaemonThreads(1, f"{process.name}-start").submit(_start, process, theirs)
     except RuntimeError as error:  # the limit of threads counts processes
         theirs.close()
         raise OSError(str(error)) from error
     watch = StallMonitor(timeouts)
-    while not ended.wait(watch.next_look() + 1e-3):
+    while not wait([started], watch.next_look() + 1e-3).done:
         watch.look(lambda: (process.name, WorkerPosition(-1, -1, -1), _SERVER_WAITS))
-    if errors:
-        raise errors.pop()  # not from a local variable: its traceback would refer to it
+    try:
+        started.result()
+    finally:
+        del started  # the traceback of its error refers to this frame
 
 
 @contextlib.contextmanager

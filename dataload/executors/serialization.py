@@ -9,7 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def sendable(error: Exception, where: str) -> Exception:
 
 def check_work(value: Any) -> set[str]:
     """Raise if `value` cannot be pickled for workers; return the modules of its classes."""
-    pickler = _pickler(_by_value_pickler(), _Discard(), lambda _: False)
+    pickler = _pickler(_by_value_pickler(), SimpleNamespace(write=len), lambda _: False)
     pickler.modules = set[str]()
     pickler.dump(value)
     return pickler.modules
@@ -87,11 +87,6 @@ def has_importable_main() -> bool:
     if name is not None:
         return name.rpartition(".")[2] != "__main__"  # multiprocessing does not import the main module of a package
     return getattr(main, "__file__", None) is not None
-
-
-class _Discard:
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _by_value_pickler() -> Any:

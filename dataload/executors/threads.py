@@ -9,11 +9,10 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from enum import Enum, auto
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from dataload._util.system import usable_cpus
 from dataload.errors import MachineError
@@ -38,10 +37,8 @@ ResultT = TypeVar("ResultT")
 _CLOSE_SECONDS, _INTERRUPTED_SECONDS = 10.0, 0.5
 
 
-class _Park(Enum):
-    """Makes the thread that takes it from the queue wait until it is needed again."""
-
-    HERE = auto()
+_Item: TypeAlias = "_Task | Literal['park'] | None"
+"""A task, or what makes the thread that takes it wait until it is needed again, or end."""
 
 
 class _Task(Result[Any]):
@@ -132,7 +129,7 @@ class _Pool:
         self._status = WorkerStatus()  # of the consumer's thread
         self._cpus = usable_cpus()
         self.pid = begin_task()
-        self.queue: SimpleQueue[_Task | _Park | None] = SimpleQueue()
+        self.queue: SimpleQueue[_Item] = SimpleQueue()
         self._parked: SimpleQueue[None] = SimpleQueue()  # one item lets one parked thread go on
         self.finished: SimpleQueue[None] | None = None  # gets one item per finished task once `wait_for_any` is used
         self.threads: list[threading.Thread] = []
@@ -143,7 +140,7 @@ class _Pool:
     def use(self, workers: int) -> None:
         # Parked threads cost nothing and keep their thread-local data. They park after the queued tasks.
         for _ in range(workers, self.active):
-            self.queue.put(_Park.HERE)
+            self.queue.put("park")
         for number in range(self.active, workers):
             if number < len(self.threads) - len(self._hanging):
                 self._parked.put(None)
@@ -249,7 +246,7 @@ class ThreadExecutor(PoolExecutor[TaskT, ResultT]):
         super().__init__(partial(_Pool, work, timeouts or TimeoutPolicy(), first), workers)
 
 
-def _work(queue: SimpleQueue[_Task | _Park | None], parked: SimpleQueue[None]) -> None:
+def _work(queue: SimpleQueue[_Item], parked: SimpleQueue[None]) -> None:
     status, thread = WorkerStatus(), threading.current_thread()
     while (task := queue.get()) is not None:
         if isinstance(task, _Task):

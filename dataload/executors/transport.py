@@ -1,6 +1,5 @@
 """Messages, batches and rows between processes: by pipes, and by shared memory in slots."""
 
-import contextlib
 import errno
 import mmap
 import os
@@ -208,7 +207,7 @@ class Ring:
             if len(self.slots) <= self._most:
                 return number
             slot = self.slots.pop(number)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.ftruncate(slot.descriptor, 0)  # workers have it open too
             slot.close()
         return None
@@ -229,7 +228,7 @@ class Ring:
         return [lent[start : start + size] for start, size in extents]
 
     def missing(self, size: int) -> int:
-        return sum(max(0, size - os.fstat(slot.descriptor).st_size) for slot in self.slots.values())
+        return sum(max(0, size - slot.size) for slot in self.slots.values())
 
     def retire(self, most: int) -> bool:
         """Use at most `most` slots from now on (lent ones are removed later); return True if there were more."""

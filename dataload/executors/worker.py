@@ -73,7 +73,12 @@ def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatu
             try:
                 work = put_together(parts)
             except Exception as error:
-                failure = _set_up_failure(error), traceback.format_exc()
+                hint = ""
+                if "__mp_main__" in str(error):
+                    main = '`if __name__ == "__main__":`'
+                    hint = f"; workers do not define what stands under {main}: move it out of there"
+                reason = f"could not be set up: {type(error).__name__}: {error}{hint}"
+                failure = reason, traceback.format_exc()
             del parts
         limit_threads()
         status.stage = 2
@@ -84,13 +89,6 @@ def _next(inbox: Inbox) -> tuple[Any, list[bytearray]]:
     message = inbox.take()
     assert message is not None, "the socket blocks"
     return message
-
-
-def _set_up_failure(error: Exception) -> str:
-    hint = ""
-    if "__mp_main__" in str(error):
-        hint = '; workers do not define what stands under `if __name__ == "__main__":`: move it out of there'
-    return f"could not be set up: {type(error).__name__}: {error}{hint}"
 
 
 def _loop(

@@ -132,7 +132,8 @@ class MultiStreamLoader(LoaderBase[Any]):
         rank: Annotated[int, Least(0, below="world_size")] | None = None,
         world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
-        _check_streams(make_stream, sequences)
+        (step,) = compose([make_stream], "make_stream", "a sequence", may_yield=True)
+        _check_sequences(sequences)
         self._tail: SplitTail = tail or "pad"
         self._sequences, self._size = sequences, batch_size
         self._asks_rank = rank is None  # until the first batch
@@ -147,7 +148,6 @@ class MultiStreamLoader(LoaderBase[Any]):
             collate=without_warning(making := choose_collate(collate, pad_value, packs=False)),
             transform=check_batch_transform(batch_transform),
         )
-        (step,) = compose(make_stream, "make_stream", "a sequence", may_yield=True)
         self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
         rows = range(self._rank, order.rows, self._world_size)
@@ -271,7 +271,7 @@ class MultiStreamLoader(LoaderBase[Any]):
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         self._stream_workers.replace()
         epoch, step = self._cursor.epoch, max(lost.position.step, self._cursor.step)
-        sequence, where = self._stream_workers.locator(lost.position)
+        sequence, where = self._stream_workers.locate(lost.position)
         message = f"step {step} of epoch {epoch} failed{where and ' '}{where}: {lost.worker} {lost.reason}"
         return WorkerError(
             f"{message}\n{lost.stacks}" if lost.stacks else message,
@@ -378,9 +378,7 @@ def _has_ended(plan: StreamSpec, tail: SplitTail, rows: StepRows) -> bool:
     return not filled.all()
 
 
-def _check_streams(make_stream: Any, sequences: Any) -> None:
-    if not callable(make_stream):
-        raise setting_error("make_stream", make_stream, "must be a function of a sequence")
+def _check_sequences(sequences: Any) -> None:
     # Each character of a text would be a sequence.
     if isinstance(sequences, str) or not hasattr(sequences, "__len__") or not hasattr(sequences, "__getitem__"):
         raise setting_error("sequences", sequences, "must be a list of arguments for make_stream")

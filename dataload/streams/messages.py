@@ -248,12 +248,7 @@ class RowResults(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        made: list[Step],
-        failures: list[WorkerError],
-        spans: list[list[StageSpan]],
-        worker: str,
-        seconds: float,
+        cls, made: list[Step], failures: list[WorkerError], spans: list[list[StageSpan]], worker: str, seconds: float
     ) -> RowResults:
         stacked = [step.stacked for step in made]
         return cls(

@@ -163,7 +163,7 @@ class RowStream:
     def __init__(self, plan: StreamSpec, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:
         self.sequence: int = -1  # -1 before the first
         self._epoch, self._position, self._offset = start.position
-        # `row` counts the rows of all ranks. `status` gets `base` plus the sequence; see `StreamLocator`.
+        # `row` counts the rows of all ranks. `status` gets `base` plus the sequence; see `locate`.
         self._plan = plan
         self._row = row
         self._order = RowOrder(plan.order, row)

@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataload.errors import WorkerError
 from dataload.executors import (
@@ -130,16 +131,12 @@ class RowWork:
         self.close()  # nothing else closes it in a worker process
 
 
-class StreamLocator(NamedTuple):
-    """Decodes row and sequence from a worker's status; returns (-1, "") if they are unknown."""
-
-    plan: StreamSpec
-
-    def __call__(self, position: WorkerPosition) -> tuple[int, str]:
-        if position.index < 0:
-            return -1, ""
-        row, sequence = divmod(position.index, self.plan.order.sequences)
-        return sequence, f"in row {row}, at {describe(self.plan.sequences, sequence)}"
+def locate(plan: StreamSpec, position: WorkerPosition) -> tuple[int, str]:
+    """Decode row and sequence from a worker's status; return (-1, "") if they are unknown."""
+    if position.index < 0:
+        return -1, ""
+    row, sequence = divmod(position.index, plan.order.sequences)
+    return sequence, f"in row {row}, at {describe(plan.sequences, sequence)}"
 
 
 def group_count(rows: int, most: int) -> int:
@@ -170,7 +167,7 @@ class StreamWorkers:
         """Make these rows from now on, as many as before."""
         size = len(rows) // max(self.workers, 1)
         self._plan = plan
-        self.locator: StreamLocator = StreamLocator(plan)
+        self.locate: Callable[[WorkerPosition], tuple[int, str]] = partial(locate, plan)
         self._groups = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
         self.replace()
 
@@ -199,7 +196,7 @@ class StreamWorkers:
         self.close()
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
-        timeouts = TimeoutPolicy(self._timeout, locate=self.locator)
+        timeouts = TimeoutPolicy(self._timeout, locate=self.locate)
         self._works = [RowWork(plan, *group) for group in self._groups]
         self._executors = [
             # All workers copy the same groups.

@@ -19,8 +19,15 @@ except ImportError as _error:
 from dataload.torch.dataloader import DataLoader
 from dataload.torch.datasets import SourceDataset
 from dataload.torch.device import DeviceLoader, to_pinned, to_tensors
-from dataload.torch.ranks import DistributedRank, JsonState, check_ranks, distributed_place
-from dataload.torch.telemetry import RankStatistics, statistics, wait_ranges
+from dataload.torch.ranks import (
+    DistributedRank,
+    JsonState,
+    RankStatistics,
+    check_ranks,
+    distributed_place,
+    statistics,
+    wait_ranges,
+)
 
 __all__ = [
     "DataLoader",

@@ -96,43 +96,6 @@ class _Ahead(NamedTuple):
     copied: Any
 
 
-class _Transfer:
-    """Copies batches to a device, on a separate stream where the device has streams."""
-
-    def __init__(self, device: torch.device, streams: Any, *, pins: bool) -> None:
-        self._device = device
-        self._streams = streams
-        self._pins = pins
-        self._stream = None if streams is None else streams.Stream(device)
-
-    def send(self, batch: Any) -> _Ahead:
-        if self._stream is None:
-            return _Ahead(map_leaves(batch, self._move), None)
-        if self._pins:  # the host would wait for a copy from unpinned memory
-            batch = map_leaves(batch, pin)
-        with self._streams.stream(self._stream):
-            return _Ahead(map_leaves(batch, self._move), self._stream.record_event())
-
-    def receive(self, ahead: _Ahead) -> Any:
-        if self._stream is None:
-            return ahead.batch
-        consumer = self._streams.current_stream(self._device)
-        consumer.wait_event(ahead.copied)
-
-        def keep(value: Any, _: str) -> None:
-            # The memory belongs to the copying stream. Without this call, that stream could reuse it as soon as Python
-            # drops the batch, before the consumer's kernels for the batch have run.
-            if isinstance(value, torch.Tensor):
-                value.record_stream(consumer)
-
-        map_leaves(ahead.batch, keep)
-        return ahead.batch
-
-    def _move(self, value: Any, _: str) -> Any:
-        has_streams = self._stream is not None
-        return value.to(self._device, non_blocking=has_streams) if isinstance(value, torch.Tensor) else value
-
-
 class DeviceLoader(DevicePrefetcher[_Ahead]):
     """Gives a loader's batches as tensors on a device, copied there while the model works on earlier batches.
 
@@ -169,16 +132,39 @@ class DeviceLoader(DevicePrefetcher[_Ahead]):
     ) -> None:
         check_count("depth", depth, least=1)
         self.device: torch.device
-        self.device, streams = _find_device(device)
-        self._transfer = _Transfer(self.device, streams, pins=pin)
-        super().__init__(loader, 0 if streams is None else depth)
+        self.device, self._streams = _find_device(device)
+        self._stream = None if self._streams is None else self._streams.Stream(self.device)
+        self._pins = pin
+        super().__init__(loader, 0 if self._stream is None else depth)
         self._checked = False
 
     def _send(self, batch: Any) -> _Ahead:
-        return self._transfer.send(to_tensors(batch))
+        batch = to_tensors(batch)
+        if self._stream is None:
+            return _Ahead(map_leaves(batch, self._move), None)
+        if self._pins:  # the host would wait for a copy from unpinned memory
+            batch = map_leaves(batch, pin)
+        with self._streams.stream(self._stream):
+            return _Ahead(map_leaves(batch, self._move), self._stream.record_event())
 
     def _receive(self, sent: _Ahead) -> Any:
-        return self._transfer.receive(sent)
+        if self._stream is None:
+            return sent.batch
+        consumer = self._streams.current_stream(self.device)
+        consumer.wait_event(sent.copied)
+
+        def keep(value: Any, _: str) -> None:
+            # The memory belongs to the copying stream. Without this call, that stream could reuse it as soon as Python
+            # drops the batch, before the consumer's kernels for the batch have run.
+            if isinstance(value, torch.Tensor):
+                value.record_stream(consumer)
+
+        map_leaves(sent.batch, keep)
+        return sent.batch
+
+    def _move(self, value: Any, _: str) -> Any:
+        has_streams = self._stream is not None
+        return value.to(self.device, non_blocking=has_streams) if isinstance(value, torch.Tensor) else value
 
     def _iterate(self, batches: Iterator[Any]) -> Generator[Any]:
         if not self._checked:

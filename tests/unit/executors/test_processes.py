@@ -259,7 +259,7 @@ def test_the_timeout_covers_a_fork_server_that_is_stopped():
             os.kill(server, signal.SIGCONT)
             assert patiently(tasks, 7) == 7
             for thread in threading.enumerate():  # what was asked for ends by itself
-                if thread.name == "dataload-0-start":
+                if thread.name == "dataload-0-start-0":
                     thread.join(20)
                     assert not thread.is_alive()
     finally:

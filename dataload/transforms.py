@@ -11,7 +11,6 @@ import numpy as np
 
 from dataload._util.randomness import generator
 from dataload._util.settings import check_call
-from dataload.errors import ConfigError
 from dataload.types import Transform
 
 
@@ -68,9 +67,6 @@ def compose(
     functions: Sequence[Any] = transform if isinstance(transform, (list, tuple)) else [transform]
     named: list[NamedTransform] = []
     for function in functions if transform is not None else ():
-        if not callable(function):
-            message = f"a transform is a function of a sample, got {function!r}"
-            raise ConfigError(message, key="transform", value=function)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         takes_context = _takes_context(function)
         arguments = [argument, "its context"] if takes_context else [argument]
@@ -79,7 +75,7 @@ def compose(
     return tuple(named)
 
 
-def _takes_context(function: Callable[..., Any]) -> bool:
+def _takes_context(function: Any) -> bool:
     """Return whether the second parameter is called ``context`` or has no default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())

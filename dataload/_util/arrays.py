@@ -139,7 +139,8 @@ class BufferPool:
         size = math.prod(shape) * kind.itemsize
         if size < _SMALLEST:
             return np.empty(shape, kind)
-        return self._lend(self._take(_rounded(size)))[:size].view(kind).reshape(shape)
+        step = 1 << max(0, size.bit_length() - _SIZES_PER_OCTAVE.bit_length())
+        return self._lend(self._take(-(-size // step) * step))[:size].view(kind).reshape(shape)
 
     def _take(self, size: int) -> BytesArray:
         free = self._free.get(size)
@@ -178,11 +179,6 @@ class BufferPool:
         while excess > 0 and len(blocks) > _KEPT_BLOCKS:
             blocks.pop()
             excess -= returned
-
-
-def _rounded(size: int) -> int:
-    step = 1 << max(0, size.bit_length() - _SIZES_PER_OCTAVE.bit_length())
-    return -(-size // step) * step
 
 
 _pool = BufferPool()

@@ -44,23 +44,9 @@ _MOST_CAUSES = 16
 _MARK = "_dataload_users"
 
 LIBRARIES = sys.stdlib_module_names | {
-    *(
-        "PIL",
-        "array_record",
-        "av",
-        "bson",
-        "cloudpickle",
-        "cramjam",
-        "cv2",
-        "google_crc32c",
-        "huggingface_hub",
-        "lmdb",
-        "msgpack",
-        "numpy",
-        "obstore",
-    ),
-    *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "transformers", "yaml"),
-    "zstandard",
+    *("PIL", "array_record", "av", "bson", "cloudpickle", "cramjam", "cv2", "google_crc32c", "huggingface_hub"),
+    *("lmdb", "msgpack", "numpy", "obstore", "pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile"),
+    *("tokenizers", "torch", "transformers", "yaml", "zstandard"),
 }
 """Modules that dataload calls. Their errors belong to their caller."""
 

@@ -1,7 +1,6 @@
 """Help at a prompt: tables in notebooks, and what to write instead of names of torch, Hugging Face and others."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -163,13 +162,6 @@ def html_table(
     body = "".join(row("td", cells) for cells in rows)
     table = f"<table><thead>{row('th', columns)}</thead><tbody>{body}</tbody></table>" if body else ""
     return f"<div><strong>{_text(title)}</strong>{said}{table}</div>"
-
-
-def html_of_source(source: Any) -> str | None:
-    """Return the size and fields of a source; None if they are unavailable, so that notebooks show its `repr`."""
-    with suppress(Exception):  # it may be closed
-        return html_table(repr(source), [f"{len(source):,} records"], ("field", "type"), source.fields.items())
-    return None
 
 
 def _text(value: Any) -> str:

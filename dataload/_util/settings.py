@@ -110,11 +110,6 @@ def check_count(name: str, value: Any, *, least: int, below: int | None = None) 
     return check_setting(name, value, Annotated[int, Least(least, below)])
 
 
-def check_max_bad(value: Any) -> int | float:
-    """Return the setting `max_bad`."""
-    return check_setting("max_bad", value, MaxBad)
-
-
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Check that the setting `name` has one of the `allowed` values; if not, suggest the closest one and list all."""
     if value not in allowed:
@@ -272,11 +267,13 @@ def check_directory(path: str, key: str) -> None:
         raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
 
 
-def check_call(name: str, function: Callable[..., Any], *arguments: str, may_yield: bool = False) -> None:
-    """Check that a function, the setting `name`, can be called with positional arguments that stand for `arguments`.
+def check_call(name: str, function: Any, *arguments: str, may_yield: bool = False) -> None:
+    """Check that the setting `name` is a function that takes positional arguments, which `arguments` describe.
 
     Unless it `may_yield`, it has to return its result.
     """
+    if not callable(function):
+        raise setting_error(name, function, f"must be a function of {arguments[0]}")
     kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
     if not may_yield and any(is_kind(function) for is_kind in kinds):
         raise ConfigError(f"{name} returns its result: define it without yield and async", key=name, value=function)

@@ -50,12 +50,6 @@ def die_first() -> None:
         stream.write("1000")
 
 
-def usable_cores() -> int:
-    """Return the CPUs that the system's scheduler may use for this process."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
-
-
 def open_files_limit() -> int:
     """Return the number of files that this process may have open."""
     if _resource is None:
@@ -181,8 +175,8 @@ _MEMORY_NAMES = {
 
 def usable_cpus() -> int:
     """Return the CPUs that this process may use: its affinity, or its control groups' quota if smaller, rounded up."""
-    count = usable_cores()
-    quota = cgroup_quota()
+    affinity = getattr(os, "sched_getaffinity", None)
+    count, quota = (os.cpu_count() or 1) if affinity is None else len(affinity(0)), cgroup_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 

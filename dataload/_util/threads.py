@@ -142,13 +142,9 @@ def run_each(call: Callable[[T], R], items: Sequence[T], threads: int, slow: flo
             size = min(_MOST_IN_BLOCK, ahead // (4 * threads))
             stop = min(at + ahead, len(items))
             blocks = [items[start : min(start + size, stop)] for start in range(at, stop, size)]
-            for found in [pool.submit(_call_each, call, block) for block in blocks]:
+            for found in [pool.submit(list, map(call, block)) for block in blocks]:
                 yield from found.result()
             at, ahead = stop, 2 * ahead
-
-
-def _call_each(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    return [*map(call, items)]
 
 
 def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:

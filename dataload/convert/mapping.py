@@ -17,7 +17,7 @@ from dataload._util.failures import mark_users
 from dataload._util.fingerprint import code_digest
 from dataload._util.lazy import load_optional
 from dataload._util.randomness import check_seed
-from dataload._util.settings import check_choice, check_max_bad
+from dataload._util.settings import MaxBad, check_choice, check_setting
 from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
 from dataload.catalog.facts import require_known
 from dataload.convert.blocks import read_each
@@ -106,11 +106,9 @@ class MapFunction:
     def of(cls, function: Callable[..., Any] | MapFunction) -> MapFunction:
         if isinstance(function, MapFunction):
             return function
-        if not callable(function):
-            raise ConfigError(f"map is a function of a sample, got {function!r}", key="map", value=function)
-        entry = _describe(function)
+        (transform,), entry = compose([function], "map"), _describe(function)
         values = "" if type(function) is Tokenize else describe_values(function, entry.version)
-        return cls(compose(function, "map")[0], entry, values)
+        return cls(transform, entry, values)
 
     def __str__(self) -> str:
         version = f"version {self.entry.version}, " if self.entry.version else ""
@@ -133,7 +131,7 @@ class RecordMap:
             message = "on_error='replace' would write another record twice: choose 'raise' or 'skip' for a conversion"
             raise ConfigError(message, key="on_error", value=on_error)
         check_choice("on_error", on_error, ("raise", "skip"))
-        most = check_max_bad(max_bad)
+        most = check_setting("max_bad", max_bad, MaxBad)
         described = None if function is None else MapFunction.of(function)
         return cls(described, check_seed(seed), most if on_error == "skip" else None)
 

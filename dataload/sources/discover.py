@@ -216,7 +216,9 @@ def _expand(
             if listed is not None:
                 return _paths(path, listed), listed
             known = all_formats()  # looked for once, because this reads the metadata of every installed package
-            if _is_directory_of_shards(path, entry, remote, known):
+            # Without suffixes, the source decides what a directory is.
+            holds_shards = entry is None or entry.suffixes
+            if holds_shards and format_of_directory(path, remote, known) is None:
                 if entry is None and is_media_folder(path, options, known, remote):
                     return [path], None
                 return _shards_of_directory(path, entry, remote, known), None
@@ -318,12 +320,6 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
     """Return whether one of the formats finds an existing file and a selection of its records in `path`."""
     return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
-
-
-def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> bool:
-    if format_of_directory(path, remote, known) is not None:
-        return False
-    return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
 
 
 _SHOWN_NAMES = 4

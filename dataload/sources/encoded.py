@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
+from dataload._util.caches import Memo
 from dataload._util.clock import reading
 from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
@@ -42,7 +43,7 @@ class EncodedShard(ShardReader[Any]):
     def __init__(self, path: str, codec: Codec | None) -> None:
         self._path = path
         self._codec = codec
-        self._gather: Gather = partial(gather_records, last=LastLayout()) if takes_views(codec) else copy_records
+        self._gather: Gather = partial(gather_records, last=LastLayout(1)) if takes_views(codec) else copy_records
         self._fields = {}
 
     @property
@@ -87,11 +88,8 @@ class EncodedShard(ShardReader[Any]):
         self._file.release()
 
 
-class LastLayout:
-    """The layout of the records that a reader has seen last, so that it is not parsed in each batch."""
-
-    def __init__(self) -> None:
-        self.known: tuple[Any, tuple[Layout, RowLayout]] | None = None  # with the length and the fields that it is for
+LastLayout: TypeAlias = Memo[tuple[Layout, RowLayout]]
+"""The layout of the records that a reader has seen last, so that it is not parsed in each batch."""
 
 
 class GatheredTable(RecordTable):
@@ -103,7 +101,7 @@ class GatheredTable(RecordTable):
         self._file = file
         self._offsets = offsets
         self._length = length
-        self._last = last or LastLayout()
+        self._last = LastLayout(1) if last is None else last
         self._all: BytesArray | None = None
 
     @property
@@ -116,8 +114,9 @@ class GatheredTable(RecordTable):
 
     def columns(self, fields: Sequence[str] | None, parse: Parse) -> Batch | None:
         """See `RecordTable.columns`: one pass over the records compares them, and copies the values."""
-        known, key = self._last.known, (self._length, None if fields is None else tuple(fields))
-        found = None if known is None or known[0] != key else self._cut(known[1])
+        key = self._length, None if fields is None else tuple(fields)
+        known = self._last.recall(key)
+        found = None if known is None else self._cut(known)
         if found is not None or self._length < _SHORTEST or self._all is not None:
             return found
         with reading():
@@ -134,7 +133,7 @@ class GatheredTable(RecordTable):
         plan = chosen, RowLayout(self._length, places, first, mask_of(layout, self._length))
         found = self._cut(plan)
         if found is not None:
-            self._last.known = key, plan
+            self._last.keep(key, plan)
         return found
 
     def _cut(self, plan: tuple[Layout, RowLayout]) -> Batch | None:

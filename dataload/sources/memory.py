@@ -44,11 +44,7 @@ class MemorySource(Source[Any]):
     """
 
     def __init__(
-        self,
-        data: Sequence[Any] | Mapping[str, Any],
-        *,
-        fields: Sequence[str] | None = None,
-        nulls: NullPolicy = None,
+        self, data: Sequence[Any] | Mapping[str, Any], *, fields: Sequence[str] | None = None, nulls: NullPolicy = None
     ) -> None:
         self._selected = check_fields(fields)
         self._columns: dict[str, Any] | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
 from dataload._util.indexing import as_indices, check_index
-from dataload._util.interactive import SaysInstead, html_of_source
+from dataload._util.interactive import SaysInstead, html_table
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import row_bytes, select_fields
 from dataload.collate import default_collate
@@ -101,7 +102,9 @@ class Records(SaysInstead, ABC, Generic[T_co]):
         return ()
 
     def _repr_html_(self) -> str | None:
-        return html_of_source(self)
+        with suppress(Exception):  # it may be closed: notebooks then show its `repr`
+            return html_table(repr(self), [f"{len(self):,} records"], ("field", "type"), self.fields.items())
+        return None
 
     @abstractmethod
     def fingerprint(self) -> str:

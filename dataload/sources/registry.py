@@ -75,31 +75,13 @@ class RangeOptions(Options):
 
 MEMORY = Format(name="memory", source="dataload.sources.memory:MemorySource", parse_argument=_parse_data)
 RANGE = Format(
-    name="range",
-    source="dataload.sources.memory:RangeSource",
-    reader_options=RangeOptions,
-    parse_argument=_parse_count,
+    name="range", source="dataload.sources.memory:RangeSource", reader_options=RangeOptions, parse_argument=_parse_count
 )
 
 _TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
-_OF_FILES = (
-    SYRAH,
-    TORCHRECORD,
-    LMDB,
-    TAR,
-    WIDS,
-    ARRAY_RECORD,
-    TFDS,
-    TFRECORD,
-    MDS,
-    *_TABLES,
-    TOKENS,
-    FOLDER,
-    VIDEO,
-    LEROBOT,
-    TEXT,
-)
-_BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
+_RECORDS = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS)
+_OTHERS = (TOKENS, FOLDER, VIDEO, LEROBOT, TEXT, MEMORY, RANGE)
+_BUILT_IN = {entry.name: entry for entry in (*_RECORDS, *_TABLES, *_OTHERS)}
 
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010
 

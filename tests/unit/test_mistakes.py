@@ -148,7 +148,7 @@ build(transform=NoSample())
 build(transform=lambda a, b, c: a)
     ConfigError: transform is called with a sample and its context, and .*: missing a required argument: 'c'
 build(transform=5)
-    ConfigError: a transform is a function of a sample, got 5
+    ConfigError: transform must be a function of a sample, got 5
 build(transform=yields)
     ConfigError: transform returns its result: define it without yield and async
 build(batch_transform=waits)

@@ -6,14 +6,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.arrays import MAX_RECORD_BYTES, check_lengths, pooled_empty
-from dataload._util.caches import DecodedCache
+from dataload._util.arrays import check_lengths, pooled_empty
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
+from dataload.sources.array_record import ArrayRecordOptions
 from dataload.sources.array_record.layout import Decompressor, UnlikeError, find_damage
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD, HEAD_BYTES, Chunks, Spans, parse_chunks
 from dataload.sources.directory import ShardDirectory
-from dataload.storage import RecordFile, Remote, storage_of
+from dataload.storage import RecordFile, storage_of
 from dataload.storage.core import core
 from dataload.storage.kept import CachedTable
 from dataload.types import BytesArray, BytesColumn, Int64Array
@@ -23,53 +23,35 @@ _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 
 class MappedRecords:
-    """The records of one file, each of at most `limit` bytes. Reads are thread-safe."""
+    """The records of one file. Reads are thread-safe."""
 
     # Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
-    # right distances; with `verify_hashes`, or if chunks are compressed, also the hashes of chunk headers and of data.
+    # right distances; with the option `verify`, or if chunks are compressed, also the hashes of headers and of data.
 
     def __init__(
-        self,
-        file: RecordFile,
-        chunks: Chunks,
-        *,
-        verify_hashes: bool = False,
-        limit: int = MAX_RECORD_BYTES,
-        decompressor: Decompressor,
+        self, file: RecordFile, chunks: Chunks, options: ArrayRecordOptions, decompressor: Decompressor
     ) -> None:
         self._file = file
         self._chunks = chunks
-        self._verify_hashes = verify_hashes or chunks.compressed
-        self._limit = limit
+        self._verify_hashes = options.verify or chunks.compressed
         self._decompressor = decompressor
+        self._limit = limit = options.max_record_bytes
         edges = chunks.edges
         self._has_large = int(edges[-1] - edges[0]) > limit and int(np.diff(edges).max()) > limit
 
     @classmethod
-    def open(
-        cls,
-        path: str,
-        *,
-        mapped: bool = True,
-        cache: bool = True,
-        verify_hashes: bool = False,
-        limit: int = MAX_RECORD_BYTES,
-        decompressor: Decompressor | None = None,
-        remote: Remote | None = None,
-    ) -> MappedRecords | None:
+    def open(cls, path: str, options: ArrayRecordOptions, decompressor: Decompressor) -> MappedRecords | None:
         """Open a file; None if only the package can read it, or explain its defect."""
-        decompressor = decompressor or Decompressor(DecodedCache(0))
-        file = storage_of(path, remote).map(path, mapped=mapped)
-        key = IndexKey.of("array_record", (path,), remote=remote) if cache else None
+        remote = options.remote_settings
+        file = storage_of(path, remote).map(path, mapped=options.map)
+        key = IndexKey.of("array_record", (path,), remote=remote) if options.cache else None
         chunks = remember(
             key,
             lambda found: _unpack(found, file.size),
             lambda: parse_chunks(file.read, file.size, decompressor),
             _pack,
         )
-        if chunks is None:
-            return None
-        return cls(file, chunks, verify_hashes=verify_hashes, limit=limit, decompressor=decompressor)
+        return None if chunks is None else cls(file, chunks, options, decompressor)
 
     def __len__(self) -> int:
         return len(self._chunks)

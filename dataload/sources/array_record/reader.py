@@ -131,19 +131,8 @@ class _ArrayRecordFile(EncodedShard):
         with self._storage.open(self.file) as file:
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
-        self._mapped = (
-            MappedRecords.open(
-                self.file,
-                mapped=options.map,
-                cache=options.cache,
-                verify_hashes=options.verify,
-                limit=options.max_record_bytes,
-                decompressor=decompressor,
-                remote=options.remote_settings,
-            )
-            if options.reader_options is None
-            else None
-        )
+        plain = options.reader_options is None
+        self._mapped = MappedRecords.open(self.file, options, decompressor) if plain else None
         self.whole = self._mapped is None
         self._is_shared = False
         self._readers = _Readers(self.file, self._storage, options.reader_options)
@@ -242,7 +231,7 @@ class _Readers:
         self._options = _READER_OPTIONS if options is None else options
         self._free = threading.Semaphore(_MOST_READERS)
         self._lock = threading.Lock()
-        self._idle: list[Any] = []
+        self.idle: list[Any] = []
         _pools.add(self)
 
     @contextmanager
@@ -250,7 +239,7 @@ class _Readers:
         """Lend a reader. One that fails is not used again."""
         with self._free:
             with self._lock:
-                reader = self._idle.pop() if self._idle else None
+                reader = self.idle.pop() if self.idle else None
             if reader is None:
                 if self._storage.identity(self._file) != self.identity:
                     raise rewritten_error(self._file)
@@ -258,11 +247,11 @@ class _Readers:
                 self._path = lease.path
                 reader = _open_reader(lease.path, self._options, self._file)
             yield reader
-            self._idle.append(reader)
+            self.idle.append(reader)
 
     def release(self) -> None:
         """Close all readers that are not lent; may be called at any time."""
-        self._idle.clear()  # the last reference closes the file
+        self.idle.clear()  # the last reference closes the file
         self._kept = self._path = None
 
     @property
@@ -275,19 +264,16 @@ class _Readers:
         path = self._path
         return path is not None and not storage_of(path).exists(path)
 
-    def keep_inherited(self) -> None:
-        """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""
-        _inherited.append(self._idle)
-        self._idle = []
-
 
 _pools: weakref.WeakSet[_Readers] = weakref.WeakSet()
 _inherited: list[list[Any]] = []
 
 
 def _keep_inherited() -> None:
+    """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""
     for pool in list(_pools):
-        pool.keep_inherited()
+        _inherited.append(pool.idle)
+        pool.idle = []
 
 
 on_fork(_keep_inherited)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,38 +24,8 @@ from dataload.types import Int64Array
 _MACOS_FOLDER = "__MACOSX"  # in which macOS packs attributes of files
 
 
-class Files(Protocol):
-    """The files of a data set, each with a number, its value in `listing`."""
-
-    listing: Listing
-
-    def sizes(self, values: Int64Array) -> Int64Array:
-        """Return the sizes of files in bytes, (n,) int64."""
-        ...
-
-    def identity(self, names: Sequence[str], values: Int64Array) -> str:
-        """Return a hash of the contents: of all if known, else of the ends of the given files."""
-        ...
-
-    def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> Sequence[bytes | memoryview]:
-        """Return the content of files; `indices` of their records are for messages."""
-        ...
-
-    def ranges(self, values: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-        """Return offsets and lengths in bytes, (n,) int64, of what `read` reads of an archive; None for a folder."""
-        ...
-
-    def locate(self, name: str) -> tuple[str, str]:
-        """Return the path of the file that has the bytes, and text for messages that locates the bytes in it."""
-        ...
-
-    def release(self) -> None:
-        """Close what is open."""
-        ...
-
-
 class FolderFiles:
-    """The files in a folder that are `wanted`, by relative path; their values are their sizes in bytes."""
+    """The files in a folder that are `wanted`, by relative path; their values in `listing` are their sizes in bytes."""
 
     def __init__(self, root: str, wanted: Callable[[str], object], limit: int) -> None:
         self._root = root
@@ -64,30 +34,34 @@ class FolderFiles:
         self.listing, self._newest = list_folder(root, wanted)
 
     def sizes(self, values: Int64Array) -> Int64Array:
+        """Return the sizes of files in bytes, (n,) int64."""
         return values
 
     def identity(self, names: Sequence[str], values: Int64Array) -> str:  # noqa: ARG002 - for archives
+        """Return a hash of the contents: of all in an archive, else of the ends of the given files."""
         return digest(*(ends_of_file(join(self._root, name), None) for name in names))
 
     def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> Sequence[bytes]:
+        """Return the content of files; `indices` of their records are for messages."""
         paths = [join(self._root, name) for name in names]
         sizes, records = values.tolist(), indices.tolist()
         for path, size, index in zip(paths, sizes, records, strict=True):
             check_size(size, self._limit, "the file", path=path, index=index)
         return read_files(paths, sizes, records, self._newest)
 
-    def ranges(self, values: Int64Array) -> None:  # noqa: ARG002 - for archives
-        return
+    def ranges(self, values: Int64Array) -> None:
+        """Return offsets and lengths in bytes, (n,) int64, of what `read` reads of an archive; None for a folder."""
 
     def locate(self, name: str) -> tuple[str, str]:
+        """Return the path of the file that has the bytes, and text for messages that locates the bytes in it."""
         return join(self._root, name), ""
 
     def release(self) -> None:
-        """See `Files.release`."""
+        """Close the archive, if it is one."""
 
 
 class ZipFiles:
-    """The members of a ZIP archive that are `wanted`, by name; their values are their numbers."""
+    """The members of a ZIP archive that are `wanted`, by name; their values are their numbers. See `FolderFiles`."""
 
     def __init__(self, file: RecordFile, wanted: Callable[[str], object], limit: int) -> None:
         self._file = file
@@ -131,6 +105,10 @@ class ZipFiles:
 
     def release(self) -> None:
         self._file.release()
+
+
+Files: TypeAlias = FolderFiles | ZipFiles
+"""The files of a data set."""
 
 
 def open_files(root: str, wanted: Callable[[str], object], options: FolderOptions) -> Files:

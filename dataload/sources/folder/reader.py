@@ -137,18 +137,14 @@ class FolderSource(FileSource[Record]):
         return state
 
 
-def _is_medium_or_metadata(name: str) -> bool:
-    return is_medium(name) or is_metadata(name)
-
-
 class FolderReader(ShardReader[Record]):
     """Reads one folder or archive; `classes` are the names of the labels, None if these are numbers."""
 
     def __init__(self, root: str, pattern: str | None, options: FolderOptions, decoders: Mapping[str, Decoder]) -> None:
         self._options = options
         self._decoders = decoders
-        is_read = _is_medium_or_metadata if pattern is None else compile_pattern(pattern)
-        self._files = open_files(root, is_read, options)
+        is_read = None if pattern is None else compile_pattern(pattern)
+        self._files = open_files(root, is_read or (lambda name: is_medium(name) or is_metadata(name)), options)
         self._table = _build_table(root, pattern, options, self._files)
         self._files.listing = {}
         self._hash = repr(pattern)

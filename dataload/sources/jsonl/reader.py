@@ -207,13 +207,13 @@ class _Reader(ShardReader[Record]):
 
     def _plan_nulls(self, nulls: NullPolicy) -> None:
         """Find what stands for nulls, by the first records; called once the lines are known."""
+        if nulls is None or not len(self):
+            return
         samples: dict[str, Any] = {}
-        rows = np.arange(min(len(self), _SAMPLED) if nulls is not None else 0)
-        for record in self._intact(rows) if len(rows) else ():
+        for record in self._intact(np.arange(min(len(self), _SAMPLED))):
             for name, value in record.items():
                 samples[name] = value if samples.get(name) is None else samples[name]
-        if len(rows):
-            self._fills = fills_of_samples(samples, nulls, self._path)
+        self._fills = fills_of_samples(samples, nulls, self._path)
 
     def _intact(self, rows: Int64Array) -> list[Record]:
         """Return the records that can be read; the others raise when they are read again."""
@@ -229,14 +229,10 @@ class _Reader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        if not len(self):
-            return {}
-        try:
-            record = self.read(np.zeros(1, np.int64), None)[0]
-        except CorruptFileError:  # raised again when it is read; other records may be intact
-            return {}
-        # Lists may differ in length, and what is null here may be anything elsewhere.
-        return {n: spec_of(v) if type(v) in _PLAIN else FieldSpec("unknown", None) for n, v in record.items()}
+        for record in self._intact(np.zeros(1, np.int64)) if len(self) else ():
+            # Lists may differ in length, and what is null here may be anything elsewhere.
+            return {n: spec_of(v) if type(v) in _PLAIN else FieldSpec("unknown", None) for n, v in record.items()}
+        return {}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         starts, lengths = self.lines.spans(indices)
@@ -291,7 +287,7 @@ class _File(_Reader):
         self._file = self._storage.map(path, mapped=options.map)
         _refuse_empty(self._file.size, path)
         key = IndexKey.of("jsonl", (path,), remote=options.remote_settings) if options.cache else None
-        self.lines = remember(key, partial(unpack, size=self._file.size), self._find, pack)
+        self.lines = remember(key, partial(unpack, size=self._file.size), lambda: find_lines(self._blocks()), pack)
         self._plan_nulls(options.nulls)
 
     def shared(self) -> tuple[RecordFile, Any]:
@@ -304,9 +300,6 @@ class _File(_Reader):
 
     def join(self, joined: Any, shard: int) -> None:
         joined.lines.join(shard, self.lines)
-
-    def _find(self) -> Lines:
-        return find_lines(self._blocks())
 
     def _blocks(self) -> Iterator[bytes]:
         # Read instead of using the map: a page fault would also read the pages around it.
@@ -333,8 +326,7 @@ class _CompressedFile(_Reader):
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
         text = self._text()
-        self._size = len(text)
-        _refuse_empty(self._size, path)
+        _refuse_empty(len(text), path)
         table = _LINE_BYTES * text.count(b"\n")
         check_size(len(text) + table, self._limit, "the text of the file, with the places of its lines,", path=path)
         self.lines = find_lines(memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))

@@ -45,12 +45,9 @@ class JsonlWriter(Writer):
     def _finish(self) -> None:
         if not len(self):
             self._out.write(b"\n")
-        self._close()
+        self._discard()
 
     def _discard(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
         self._out.close()
         self._stream.close()
 

@@ -9,14 +9,7 @@ from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
 from dataload.storage import files_below
 
-DEMUXERS = {
-    ".mp4": "mov",
-    ".m4v": "mov",
-    ".mov": "mov",
-    ".mkv": "matroska",
-    ".webm": "matroska",
-    ".avi": "avi",
-}
+DEMUXERS = {".mp4": "mov", ".m4v": "mov", ".mov": "mov", ".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
 """FFmpeg's demuxer for each suffix; no other may open a file."""
 
 MUXERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}

@@ -258,8 +258,5 @@ class _Work:
             self._slot.write([np.ascontiguousarray(self._decoder.read(*args)).reshape(-1).view(np.uint8).data])
         else:
             table = (build_table if name == "VideoTable" else build_audio_table)(*args).pack()
-            return {
-                "arrays": {name: array.tolist() for name, array in table.arrays.items()},
-                "extras": table.extras,
-            }
+            return {"arrays": {name: array.tolist() for name, array in table.arrays.items()}, "extras": table.extras}
         return None

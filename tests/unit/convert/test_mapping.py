@@ -72,7 +72,7 @@ NOTHING = (
         ({"on_error": "skp"}, r"on_error is 'skp': did you mean 'skip'\?"),
         ({"max_bad": -1}, "max_bad must be an integer >= 0 or a share of the records above 0 and at most 1, got -1"),
         ({"seed": 0.5}, r"seed must be an integer, got 0\.5 \(float\)"),
-        ({"map": "f"}, "map is a function of a sample, got 'f'"),
+        ({"map": "f"}, "map must be a function of a sample, got 'f'"),
         ({"error_report": "none/x"}, "error_report must be the path of a file that can be written to, got 'none/x'"),
         ({"map": lambda _: None, "on_error": "skip"}, NOTHING),
         ({"map": lambda _: [None], "on_error": "skip"}, NOTHING),

@@ -71,25 +71,6 @@ class SequenceOrder:
         return permute(positions, self.sequences, derive_key(self.seed, "multistream", *address, words=KEY_WORDS))
 
 
-class RowOrder:
-    """The order of one row, computed in blocks because one position costs almost as much as a block."""
-
-    def __init__(self, order: SequenceOrder, row: int) -> None:
-        self._order = order
-        self._row = row
-        self._blocks: Memo[Int64Array] = Memo()
-
-    def __getitem__(self, at: tuple[int, int]) -> int:
-        epoch, position = at
-        block, within = divmod(position, _BLOCK)
-        known = self._blocks.recall((epoch, block))
-        if known is None:
-            stop = min((block + 1) * _BLOCK, self._order.count(self._row))
-            positions = np.arange(block * _BLOCK, stop, dtype=np.int64)
-            known = self._blocks.keep((epoch, block), self._order.find(self._row, epoch, positions))
-        return int(known[within])
-
-
 _REPR_CHARACTERS = 80
 _MISSING = object()
 
@@ -166,7 +147,7 @@ class RowStream:
         # `row` counts the rows of all ranks. `status` gets `base` plus the sequence; see `locate`.
         self._plan = plan
         self._row = row
-        self._order = RowOrder(plan.order, row)
+        self._blocks: Memo[Int64Array] = Memo()  # of the order
         self._count = plan.order.count(row)
         self._saved = start.state
         self._status = status
@@ -226,7 +207,7 @@ class RowStream:
             if self._plan.order.mode == "split":
                 return None
             self._epoch, self._position = self._epoch + 1, 0
-        self.sequence = sequence = self._order[self._epoch, self._position]
+        self.sequence = sequence = self._next_sequence()
         self._status.at_index(self._base + sequence)
         context = StreamContext(sequence, self._row, self._epoch, self._plan.order.seed)
         self._stream = stream = self._plan.stream(sequence, context)
@@ -249,6 +230,16 @@ class RowStream:
                     )
         self._iterator = iterator
         return iterator
+
+    def _next_sequence(self) -> int:
+        """Return the sequence at this position; the order is computed in blocks, which take little longer than one."""
+        block, within = divmod(self._position, _BLOCK)
+        known = self._blocks.recall((self._epoch, block))
+        if known is None:
+            positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._count), dtype=np.int64)
+            found = self._plan.order.find(self._row, self._epoch, positions)
+            known = self._blocks.keep((self._epoch, block), found)
+        return int(known[within])
 
     def state(self) -> Any:
         """Return a copy of the stream's ``state_dict()``, or None if it has no such method."""

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import numpy as np
 import dataload
 from benchmarks import workloads
 from dataload.bench.runner import Spread, ratios_of
-from dataload.bench.task import Stretch, stretch, used
+from dataload.bench.task import Stretch, epochs_of, stretch, used
 from dataload.cli.output import print_table
 from dataload.samplers import GlobalShuffle
 
@@ -134,7 +134,7 @@ def run_cases(title, cases, *, rows=rows_of, same=content, rounds=ROUNDS, second
     """Time warm cases in interleaved rounds; print and return their rows. All cases have the `same` batches."""
     if same is not None:
         _verify(title, cases, same)
-    steps = [_endless(case.epoch) for case in cases]
+    steps = [epochs_of(lambda _, case=case: case.epoch()) for case in cases]
     found: list[list[Stretch]] = [[] for _ in cases]
     for number in range(rounds + 1):
         for endless, slices in zip(steps, found, strict=True):
@@ -158,12 +158,6 @@ def _verify(title, cases, same):
             found = [same(batch) for batch in itertools.islice(batches, _VERIFIED)]
             expected = found if expected is None else expected
             assert found == expected, f"{title}: {case.name} read something else than {cases[0].name}"
-
-
-def _endless(epoch) -> Iterator[tuple[int, Any]]:
-    for number in itertools.count():
-        for batch in epoch():
-            yield number, batch
 
 
 def _measure(endless, rows, seconds):

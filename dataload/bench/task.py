@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -175,7 +175,7 @@ def measure(task: Task) -> Answer:
 
 
 def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> Answer:
-    batches = _epochs(reading)
+    batches = epochs_of(reading.batches)
     _, batch = next(batches)
     first_batch = perf_counter() - opened
     checksum = reading.check(batch)[2]
@@ -251,10 +251,11 @@ def stretch(
     return Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, used().since(before))
 
 
-def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
+def epochs_of(batches: Callable[[int], Iterable[Any]]) -> Generator[tuple[int, Any]]:
+    """Yield the batches of one epoch after another, with the number of the epoch."""
     for epoch in count():
         batch = None
-        for batch in reading.batches(epoch):
+        for batch in batches(epoch):
             yield epoch, batch
         if batch is None:
             raise RuntimeError(f"the reading gave no batch in epoch {epoch}")

@@ -8,12 +8,11 @@ import numpy as np
 
 from dataload._util.caches import Memo
 from dataload._util.indexing import as_indices, check_index
-from dataload._util.randomness import derive_key, derive_word
+from dataload._util.randomness import KEY_WORDS, derive_key, derive_word, permute, unpermute
 from dataload._util.settings import Checked, Least, check_count, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import positions_of
 from dataload.samplers.common import (
-    KEY_WORDS,
     MAX_LENGTH,
     ArrayValue,
     Length,
@@ -22,11 +21,9 @@ from dataload.samplers.common import (
     check_lengths,
     check_sampler,
     divide,
-    permute,
     records_of,
     set_fields,
     split_by_group,
-    unpermute,
 )
 from dataload.samplers.pool import PoolShuffle, PoolSize
 from dataload.types import Int64Array, Sampler

@@ -7,17 +7,15 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import KEY_WORDS, derive_key, permute
 from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.common import (
-    KEY_WORDS,
     ArrayValue,
     PerRecord,
     check_record_lengths,
     divide,
-    permute,
     set_fields,
     split_by_group,
 )

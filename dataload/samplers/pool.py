@@ -9,10 +9,10 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import derive_key, derive_word, hash64
+from dataload._util.randomness import KEY_WORDS, derive_key, derive_word, hash64, permute
 from dataload._util.settings import Least, check_settings
 from dataload.samplers.batch import positions_of
-from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute
+from dataload.samplers.common import OverParent, check_sampler
 from dataload.types import Int64Array, Sampler
 
 PoolSize: TypeAlias = Annotated[int, Least(1, below=2**31 + 1)]

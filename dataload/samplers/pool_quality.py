@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.randomness import check_seed, derive_key
+from dataload._util.randomness import KEY_WORDS, check_seed, derive_key, permute
 from dataload._util.settings import check_count, setting_error
 from dataload.samplers.basic import ShardSequential
-from dataload.samplers.common import KEY_WORDS, check_lengths, permute
+from dataload.samplers.common import check_lengths
 from dataload.samplers.quality import ShardLayout, expected_shards
 from dataload.samplers.weighted import uniform
 from dataload.types import Int64Array

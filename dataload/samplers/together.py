@@ -1,20 +1,18 @@
 """The orders of many sources, evaluated together: a key and a length for each element. Pure (no I/O)."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import PerProcess
-from dataload._util.randomness import UInt64Array, derive_keys, hash64
+from dataload._util.randomness import KEY_WORDS, ROUNDS, SMALL, UInt64Array, derive_keys
 from dataload.samplers.basic import GlobalShuffle, Sequential, indices_without_end
-from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, rounds, split_by_group, walk
+from dataload.samplers.common import divide, split_by_group
+from dataload.storage.core import core
 from dataload.types import Int64Array, Sampler
-
-_LONG = 1 << 16
-_PLACES = 1 << 14  # that are sorted together: their arrays stay in the CPU's cache
 
 
 class Orders:
@@ -26,8 +24,6 @@ class Orders:
         """The order of components before they grew, by component and number of shards; see `Change.shards`."""
         self.lengths: Int64Array = np.array([*map(len, samplers)], np.int64)
         self._is_shuffled = np.array([type(each) is GlobalShuffle and each.parent is None for each in samplers])
-        if len(samplers) <= FEW:  # a few long ones are faster one by one
-            self._is_shuffled &= self.lengths < _LONG
         self._is_other = ~self._is_shuffled & np.array([type(each) is not Sequential for each in samplers])
         self._shuffles: PerProcess[_Shuffles] = PerProcess()
 
@@ -36,20 +32,16 @@ class Orders:
 
     def indices(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
         """Return what draws from components yield, given the number of each component's first pass; all (rows,)."""
+        if self._is_shuffled.all():
+            return self._shuffled(components, draws, firsts)
         if self._is_other.all():
             return self._one_by_one(components, draws, firsts)
         lengths = self.lengths[components]
-        passes = (draws / lengths).astype(np.int64)  # exact, because draws are below 2^52
-        found = draws - passes * lengths
-        if self._is_shuffled.all():
-            return self._shuffled(components, found, passes + firsts[components])
-        if self._is_shuffled.any():
-            rows = np.flatnonzero(self._is_shuffled[components])
-            shuffled = components[rows]
-            found[rows] = self._shuffled(shuffled, found[rows], passes[rows] + firsts[shuffled])
-        if self._is_other.any():
-            rows = np.flatnonzero(self._is_other[components])
-            found[rows] = self._one_by_one(components[rows], draws[rows], firsts)
+        found = draws - (draws / lengths).astype(np.int64) * lengths  # exact, because draws are below 2^52
+        for chosen, compute in ((self._is_shuffled, self._shuffled), (self._is_other, self._one_by_one)):
+            if chosen.any():
+                rows = np.flatnonzero(chosen[components])
+                found[rows] = compute(components[rows], draws[rows], firsts)
         return found
 
     def _one_by_one(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
@@ -58,8 +50,8 @@ class Orders:
             found[rows] = indices_without_end(self.samplers[component], draws[rows], first_epoch=int(firsts[component]))
         return found
 
-    def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
-        return self._shuffles.get(lambda: _Shuffles(self)).images(components, positions, passes)
+    def _shuffled(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
+        return self._shuffles.get(lambda: _Shuffles(self)).images(components, draws, firsts)
 
     def permutations(self, components: Int64Array) -> "Permutations":
         """Return room for permutations of shuffled components."""
@@ -69,71 +61,27 @@ class Orders:
 class Permutations(NamedTuple):
     """Permutations of several domains and keys, by number; see `permute`."""
 
-    ends: npt.NDArray[Any]  # (permutations,), n of each
-    masks: npt.NDArray[Any]
-    shifts: list[npt.NDArray[Any]]  # of even and odd rounds
-    constants: npt.NDArray[Any]  # (rounds, 2, permutations): what is added, and by what is multiplied
-    starts: Int64Array  # of the images
-    widths: Int64Array  # of the images: few different ones, so at least the lengths; 0 for large domains
+    constants: UInt64Array  # (permutations, 2 * ROUNDS): in each round, what is added, and by what is multiplied
     images: npt.NDArray[np.int16]  # of each small domain
+    ends: Int64Array  # (permutations,), n of each
+    starts: Int64Array  # (permutations,), of the images
 
     @classmethod
     def of(cls, lengths: Int64Array) -> Self:
         """Return room for permutations of some lengths."""
-        bits = np.maximum(1, np.frexp(lengths - 1.0)[1].astype(np.int64))
-        kind: Any = np.uint32 if lengths.max() < 2**32 else np.uint64
-        masks = ((1 << bits) - 1).astype(kind)
-        shifts = [((bits + 1) // 2 + odd).astype(kind) for odd in (0, 1)]
-        last = np.maximum(bits - 3, 0)  # the first three bits, rounded up
-        widths = np.where(lengths <= SMALL, -(-lengths >> last) << last, 0)
-        stops = np.cumsum(widths)
-        constants, images = np.zeros((ROUNDS, 2, len(lengths)), kind), np.empty(int(stops[-1]), np.int16)
-        return cls(lengths.astype(kind), masks, shifts, constants, stops - widths, widths, images)
+        stops = np.cumsum(np.where(lengths <= SMALL, lengths, 0))
+        constants = np.zeros((len(lengths), 2 * ROUNDS), np.uint64)
+        return cls(constants, np.empty(int(stops[-1]), np.int16), lengths, np.append(0, stops[:-1]))
 
     def select(self, numbers: Int64Array, keys: UInt64Array) -> None:
         """Make permutations those that keys select, (numbers, KEY_WORDS) uint64."""
-        ends = self.ends[numbers].astype(np.int64)
-        is_small = ends <= SMALL
-        if not is_small.all():
-            each = np.broadcast_to(np.arange(2 * ROUNDS), (len(keys), 2 * ROUNDS))
-            words = hash64(keys[:, 1:], hash64(keys[:, :1], each)).astype(self.masks.dtype).T & self.masks[numbers]
-            words[1::2] |= self.masks.dtype.type(1)
-            self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
-        numbers, keys = numbers[is_small], keys[is_small]
-        for width, group in split_by_group(self.widths[numbers]):
-            for rows in np.array_split(group, -(-len(group) * width // _PLACES)):
-                places = np.broadcast_to(np.arange(width), (len(rows), width))
-                hashed = hash64(keys[rows, 1:], hash64(keys[rows, :1], places))
-                is_past = places >= ends[is_small][rows, None]
-                np.putmask(hashed, is_past, np.uint64(2**64 - 1))  # so that these come last
-                self.images[self.starts[numbers[rows], None] + places] = hashed.argsort()
+        core().put_keys(*self, numbers, keys)
 
-    def find(self, numbers: Int64Array, positions: Int64Array) -> Int64Array:
-        """Return the images of positions, each under the permutation of its number; all (rows,)."""
-        ends = self.ends[numbers]
-        is_small = ends <= SMALL
-        if is_small.all():
-            return self.images[self.starts[numbers] + positions].astype(np.int64)
-        if is_small.any():
-            found = np.empty_like(positions)
-            for rows in (np.flatnonzero(is_small), np.flatnonzero(~is_small)):
-                found[rows] = self.find(numbers[rows], positions[rows])
-            return found
-        values = rounds(positions.astype(ends.dtype), self._constants(numbers))
-        walking = np.flatnonzero(values >= ends)
-        while walking.size > FEW:
-            again = rounds(values[walking], self._constants(numbers[walking]))
-            values[walking] = again
-            walking = walking[again >= ends[walking]]
-        for at in walking.tolist():
-            values[at : at + 1] = walk([int(values[at])], int(ends[at]), [*self._constants(numbers[at])])
-        return values.astype(np.int64)
-
-    def _constants(self, numbers: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yield the rounds' keys, for `rounds`."""
-        mask, *shifts = (each.take(numbers, mode="wrap") for each in (self.masks, *self.shifts))  # a third faster
-        for i, (add, multiply) in enumerate(self.constants):
-            yield add.take(numbers, mode="wrap"), multiply.take(numbers, mode="wrap"), mask, shifts[i % 2]
+    def find(self, numbers: Int64Array, draws: Int64Array, firsts: Int64Array, passes: Int64Array) -> Int64Array:
+        """Return the images of draws, (rows,), -1 where they are of another pass than the one in `passes`."""
+        found = np.empty_like(draws)
+        core().permute(*self, passes, firsts, numbers, draws, found)
+        return found
 
 
 class _Shuffles:
@@ -147,32 +95,32 @@ class _Shuffles:
         self._tables = orders.permutations(np.arange(count))
         self._lock = threading.Lock()
 
-    def images(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
-        """Return the images of positions, each in a pass of its component; all (rows,)."""
+    def images(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
+        """Return the images of draws from components; all (rows,)."""
         with self._lock:
-            is_late = self._passes[components] != passes
-            if not is_late.any():
-                return self._tables.find(components, positions)
-            late, count = np.flatnonzero(is_late), len(self._passes)
-            least = int(passes[late].min())
-            pairs, numbers = _numbered((passes[late] - least) * count + components[late])
+            found = self._tables.find(components, draws, firsts, self._passes)
+            late = np.flatnonzero(found < 0)
+            if not late.size:
+                return found
+            components, draws, count = components[late], draws[late], len(self._passes)
+            lengths = self._tables.ends[components]
+            passes = (draws / lengths).astype(np.int64)
+            least = int((passes + firsts[components]).min())
+            pairs, numbers = _numbered((passes + firsts[components] - least) * count + components)
             later, which = divide(pairs, count)
-            keys = derive_keys([self._seeds[n] for n in which.tolist()], "shuffle", (later + least).tolist(), KEY_WORDS)
-            if later[0] == later[-1]:  # one pass of each component, at least of these
-                now = self._passes.copy()
-                now[which] = later + least
-                if (now[components] == passes).all():
-                    self._tables.select(which, keys)
-                    self._passes = now
-                    return self._tables.find(components, positions)
-            rows, found = np.flatnonzero(~is_late), np.empty_like(positions)
-            found[rows] = self._tables.find(components[rows], positions[rows])
-            tables = self._orders.permutations(which)
-            tables.select(np.arange(len(which)), keys)
-            found[late] = tables.find(numbers, positions[late])
-            lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
-            self._tables.select(which[lasts], keys[lasts])
-            self._passes[which[lasts]] = later[lasts] + least
+            later += least
+            keys = derive_keys([self._seeds[n] for n in which.tolist()], "shuffle", later.tolist(), KEY_WORDS)
+            is_one = np.bincount(which).max() == 1
+            if not is_one:  # several passes, of which the last ones stay
+                tables, zeros = self._orders.permutations(which), np.zeros(len(which), np.int64)
+                tables.select(np.arange(len(which)), keys)
+                found[late] = tables.find(numbers, draws - passes * lengths, zeros, zeros)
+                lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
+                which, keys, later = which[lasts], keys[lasts], later[lasts]
+            self._tables.select(which, keys)
+            self._passes[which] = later
+            if is_one:
+                found[late] = self._tables.find(components, draws, firsts, self._passes)
             return found
 
 

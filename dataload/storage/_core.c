@@ -421,6 +421,7 @@ done:
 }
 
 #include "_columns.h"
+#include "_orders.h"
 #include "_shards.h"
 
 /* ---- Hashes ---- */
@@ -598,6 +599,8 @@ static PyMethodDef methods[] = {
     {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
     {"read_small", read_small, METH_O, NULL},
     {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
+    {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, NULL},
+    {"put_keys", (PyCFunction)(void (*)(void))put_keys, METH_FASTCALL, NULL},
     {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},
     {0},
 };

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows, file_number
+from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows, file_number, permute, put_keys
 from dataload.types import Array, BytesArray, Int64Array
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "highway_hashes",
     "integers",
     "lmdb_nodes",
+    "permute",
+    "put_keys",
     "read_small",
     "tar_lines",
     "texts",

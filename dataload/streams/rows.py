@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import derive_key, generator
+from dataload._util.randomness import KEY_WORDS, derive_key, generator, permute
 from dataload.errors import ConfigError, SourceError, StateMismatchError, printable
 from dataload.executors import WorkerStatus
-from dataload.samplers.common import KEY_WORDS, permute
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.transforms import NamedTransform
 from dataload.types import Int64Array

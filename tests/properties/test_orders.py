@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dataload import ConfigError
 from dataload._util.fingerprint import digest, fingerprint
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import KEY_WORDS, derive_key, hash64, permute
 from dataload.samplers import (
     GlobalShuffle,
     Lanes,
@@ -26,7 +26,6 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.common import KEY_WORDS, permute
 from dataload.types import Sampler
 
 # Large orders take a while to draw.

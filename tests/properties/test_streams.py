@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataload import Loader, RangeSource
-from dataload._util.randomness import derive_key, hash64
-from dataload.samplers.common import permute
+from dataload._util.randomness import derive_key, hash64, permute
 from dataload.streams import RowMixture, StreamSampler
 
 MODES = ("split", "pack", "independent", "shuffled")

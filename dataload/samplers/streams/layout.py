@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import Memo
-from dataload.samplers.common import permute
+from dataload._util.randomness import permute
 from dataload.types import Int64Array
 
 _SLOTS = 64

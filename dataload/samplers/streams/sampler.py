@@ -8,18 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import KEY_WORDS, derive_key, hash64, permute
 from dataload._util.settings import Least, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.common import (
-    KEY_WORDS,
     ArrayValue,
     BoolArray,
     PerRecord,
     check_record_lengths,
     check_sum,
-    permute,
     set_fields,
 )
 from dataload.samplers.streams.layout import Listed, Shuffled, balance

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from orders import deviations
 
-from dataload._util.randomness import derive_key
-from dataload.samplers.common import KEY_WORDS, MAX_LENGTH, permute, unpermute
+from dataload._util.randomness import KEY_WORDS, derive_key, permute, unpermute
+from dataload.samplers.common import MAX_LENGTH
 
 
 def key(seed, epoch=0):

@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import KEY_WORDS, derive_key, permute
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.samplers.common import KEY_WORDS, permute
 
 SEED, EPOCH = 11, 3
 

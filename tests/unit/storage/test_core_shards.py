@@ -125,6 +125,47 @@ def test_numbers_equal_items(rows, scale, is_place):
     assert out == [value + shard for value, shard in zip(expected, shards, strict=True)]
 
 
+ENDS = numbers(1, 2, 5, 1000, 1024, 1025, 70_000, 2**32 + 5, 2**47, 0, 7)  # the last two have wrong tables
+
+
+def permutations(one, which):
+    """Return the tables of permutations, with keys for some."""
+    starts = np.cumsum(np.where(ENDS <= 1024, ENDS, 0)) - ENDS
+    tables = np.zeros((len(ENDS), 12), np.uint64), np.zeros(int(starts[-1]), np.int16), ENDS, starts
+    one.put_keys(*tables, which, np.random.default_rng(0).integers(0, 2**63, (len(which), 2), np.uint64))
+    return tables
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2**47)), max_size=40))
+def test_permutations_give_each_number_once_and_no_other_pass(rows):
+    which, draws = (numbers(*column) for column in (zip(*rows, strict=True) if rows else ((), ())))
+    which, draws = np.append(which, [6] * 70_000), np.append(draws, np.arange(70_000))
+    results = []
+    for one in CORES:
+        out, passes = np.zeros(len(which), np.int64), np.full(len(ENDS), 2)
+        late = one.permute(*permutations(one, np.arange(9)), passes, passes, which, draws, out)
+        results.append((late, out.tolist()))
+        assert ((out < 0) == (draws >= ENDS[which])).all()
+        assert (out < 0).sum() == late
+        assert (out < ENDS[which]).all()
+        assert sorted(out[len(rows) :]) == [*range(70_000)]
+    assert results[0] == results[-1]
+
+
+@each
+@pytest.mark.parametrize(
+    ("which", "count", "passes"), [(-1, 1, 11), (11, 1, 11), (9, 1, 11), (10, 1, 11), (0, 2, 11), (0, 1, 10)]
+)
+def test_what_is_no_permutation_is_refused(one, which, count, passes):
+    tables, out = permutations(one, np.arange(9)), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="row 0 is of no permutation"):
+        one.permute(
+            *tables, np.zeros(passes, np.int64), np.zeros(11, np.int64), numbers(which), np.zeros(count, np.int64), out
+        )
+    with pytest.raises(ValueError, match="row 0 is of no permutation"):
+        one.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
+
+
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 6, 8]), st.integers(0, 70_000)), max_size=40))
 def test_search_counts_the_numbers_before(rows):
     places = numbers(*(place(*row) for row in rows))

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataload._util.randomness import derive_key
-from dataload.samplers.common import permute
+from dataload._util.randomness import derive_key, permute
 from dataload.samplers.streams.layout import Shuffled, balance
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dataload._util.caches import PerProcess
 from dataload._util.randomness import KEY_WORDS, ROUNDS, SMALL, UInt64Array, derive_keys
 from dataload.samplers.basic import GlobalShuffle, Sequential, indices_without_end
-from dataload.samplers.common import divide, split_by_group
+from dataload.samplers.common import BoolArray, divide, split_by_group
 from dataload.storage.core import core
 from dataload.types import Int64Array, Sampler
 
@@ -51,11 +51,7 @@ class Orders:
         return found
 
     def _shuffled(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
-        return self._shuffles.get(lambda: _Shuffles(self)).images(components, draws, firsts)
-
-    def permutations(self, components: Int64Array) -> "Permutations":
-        """Return room for permutations of shuffled components."""
-        return Permutations.of(np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components])
+        return self._shuffles.get(lambda: _Shuffles(self.samplers, self._is_shuffled)).images(components, draws, firsts)
 
 
 class Permutations(NamedTuple):
@@ -87,12 +83,10 @@ class Permutations(NamedTuple):
 class _Shuffles:
     """The permutations of the last pass of each component that was looked at."""
 
-    def __init__(self, orders: Orders) -> None:
-        count = len(orders.lengths)
-        self._orders = orders
-        self._seeds = [getattr(each, "seed", 0) for each in orders.samplers]
-        self._passes = np.full(count, -1)
-        self._tables = orders.permutations(np.arange(count))
+    def __init__(self, samplers: Sequence[Sampler], is_shuffled: BoolArray) -> None:
+        self._seeds = [getattr(each, "seed", 0) for each in samplers]
+        self._passes = np.full(len(samplers), -1)
+        self._tables = Permutations.of(np.maximum(1, [*map(len, samplers)] * is_shuffled))
         self._lock = threading.Lock()
 
     def images(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
@@ -112,7 +106,7 @@ class _Shuffles:
             keys = derive_keys([self._seeds[n] for n in which.tolist()], "shuffle", later.tolist(), KEY_WORDS)
             is_one = np.bincount(which).max() == 1
             if not is_one:  # several passes, of which the last ones stay
-                tables, zeros = self._orders.permutations(which), np.zeros(len(which), np.int64)
+                tables, zeros = Permutations.of(self._tables.ends[which]), np.zeros(len(which), np.int64)
                 tables.select(np.arange(len(which)), keys)
                 found[late] = tables.find(numbers, draws - passes * lengths, zeros, zeros)
                 lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]

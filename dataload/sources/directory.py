@@ -3,11 +3,11 @@
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dataload._util.threads import run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ENDS_BYTES, hash_ends
 from dataload.errors import DataloadError
@@ -20,6 +20,9 @@ _UNUSED, _ALONE = -2, -1
 _MOST_KINDS = 16  # shards that are all different gain nothing from being read together
 _MOST_COMPARED = 1 << 16  # bytes of the layout of a file
 _COMPARED_AT_ONCE = 256  # files
+SLOW_SECONDS = 0.01
+"""Seconds; what takes longer waits for the disk, or releases the GIL."""
+
 WITHIN = (1 << PLACE_BITS) - 1
 """The bits of a place that are an offset in a file, or an index in a table."""
 
@@ -172,13 +175,11 @@ class ShardDirectory:
         if known is None or len(shards) == 1:
             return
         opened = reader(first)
-        layout = opened.layout_ranges()
+        layout = _compared(opened)
         self.add(first, opened)
-        size, length = int(known.versions[first, 0]), known.lengths[first]
-        ends = min(ENDS_BYTES, size)
-        ranges = np.array([*(layout or ()), (0, ends), (size - ends, ends)])
-        if layout is None or self._reader_of[first] == _ALONE or int(ranges[:, 1].sum()) > _MOST_COMPARED:
+        if layout is None or self._reader_of[first] == _ALONE:
             return
+        size, length = known.versions[first, 0], known.lengths[first]
         alike = [each for each in shards if known.versions[each, 0] == size and known.lengths[each] == length]
         for start in range(1, len(alike), _COMPARED_AT_ONCE):
             with self._lock:
@@ -186,29 +187,27 @@ class ShardDirectory:
                 if not some:  # another thread has added them
                     continue
                 found = np.array(some, np.int64)
-                versions = self.files.add_alike(first, found, [known.paths[each] for each in some])
-                same = found[(versions == known.versions[found]).all(axis=1)]
-                with suppress(DataloadError):  # raised again where the shard is opened
-                    for shard in self._compare(first, same, ranges, known):
-                        self._reader_of[shard] = number = self._reader_of[first]
-                        self._alike += int(number == 0)
-                        opened.join(self._readers[number][1], shard)
+                for shard in _map_alike(self.files, first, found, layout, known).tolist():
+                    self._reader_of[shard] = number = self._reader_of[first]
+                    self._alike += int(number == 0)
+                    opened.join(self._readers[number][1], shard)
                 self.files.drop(found[self._reader_of[found] == _UNUSED])
 
-    def _compare(self, first: int, shards: Int64Array, ranges: Int64Array, known: KnownShards) -> list[int]:
-        """Return the shards with the same bytes in `ranges` as the first one, but for the two ends, which are known."""
-        every, (offsets, lengths) = np.append(first, shards), ranges.T
-        places = ((every << PLACE_BITS)[:, None] + offsets).reshape(-1)
-        data = self.files.gather_ranges(places, np.tile(lengths, len(every))).parts()[0][0].reshape(len(every), -1)
-        end = int(lengths[:-2].sum())
-        alike = (data[1:, :end] == data[0, :end]).all(axis=1)
-        marks = [None if known.contents is None else known.contents[shard] for shard in shards.tolist()]
-        size = known.versions[first, 0]
-        return [
-            shard
-            for shard, is_alike, mark, row in zip(shards.tolist(), alike.tolist(), marks, data[1:, end:], strict=True)
-            if is_alike and (mark is None or mark[:2] == (size, hash_ends(row.tobytes())))
-        ]
+    def find_alike(self, reader: Any, paths: Sequence[str], versions: Int64Array, threads: int) -> Int64Array:
+        """Return the shards that differ from the first one, which was added, only in the values of records."""
+        layout, others = _compared(reader), np.flatnonzero(versions[1:, 0] == versions[0, 0]) + 1
+        reader.release()
+        file = None if layout is None or self._reader_of[0] == _ALONE else reader.shared()[0]
+        if layout is None or file is None:
+            return others[:0]
+
+        def find(shards: Int64Array) -> Int64Array:
+            files = ShardMaps(self._shards)  # for a moment: shards are mapped again when they are read
+            files.add(0, file)
+            return _map_alike(files, 0, shards, layout, KnownShards(paths, (), versions, None))
+
+        blocks = [others[start : start + _COMPARED_AT_ONCE] for start in range(0, len(others), _COMPARED_AT_ONCE)]
+        return np.concatenate([others[:0], *run_each(find, blocks, threads, SLOW_SECONDS)])
 
     def _join(self, shard: int, reader: Any) -> int:
         """Add a shard to a reader of many; return the number of that."""
@@ -225,6 +224,34 @@ class ShardDirectory:
             self._readers.append((kind, reader.joined(self), file is not None))
         reader.join(self._readers[number][1], shard)
         return number if file is None or self.files.add(shard, file) else _ALONE
+
+
+def _compared(reader: Any) -> Array | None:
+    """Return the ranges of a file that are compared with those of others, (n, 2) int64; None if none are, or many."""
+    layout = np.array(reader.layout_ranges() or (), np.int64)
+    return layout if 0 < int(layout[..., 1:].sum()) <= _MOST_COMPARED else None
+
+
+def _map_alike(files: ShardMaps, first: int, shards: Int64Array, layout: Array, known: KnownShards) -> Int64Array:
+    """Map shards; return those of the known versions and contents that have the same bytes in `layout` as the first."""
+    numbers: list[int] = shards.tolist()
+    versions = files.add_alike(first, shards, [known.paths[each] for each in numbers])
+    same = shards[(versions == known.versions[shards]).all(axis=1)]
+    size, end = int(known.versions[first, 0]), int(layout[:, 1].sum())
+    ends = min(ENDS_BYTES, size)
+    offsets, lengths = (layout if known.contents is None else np.array([*layout, (0, ends), (size - ends, ends)])).T
+    places = ((np.append(first, same) << PLACE_BITS)[:, None] + offsets).reshape(-1)
+    try:
+        data = files.gather_ranges(places, np.tile(lengths, len(same) + 1)).parts()[0][0].reshape(len(same) + 1, -1)
+    except DataloadError:  # raised again where the shard is opened
+        return same[:0]
+    alike = (data[1:, :end] == data[0, :end]).all(axis=1)
+    if known.contents is None:
+        return same[alike]
+    for row in np.flatnonzero(alike).tolist():
+        mark = known.contents[int(same[row])]
+        alike[row] = mark is None or mark[:2] == (size, hash_ends(data[1 + row, end:].tobytes()))
+    return same[alike]
 
 
 def directory_of(shards: int) -> ShardDirectory | None:

@@ -22,7 +22,7 @@ from dataload.catalog.facts import ShardFacts, require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
 from dataload.sources.directory import KnownShards, ShardDirectory, directory_of
-from dataload.sources.options import Options, describe_value
+from dataload.sources.options import Options, describe_value, short_repr
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import (
     ListedShards,
@@ -32,7 +32,7 @@ from dataload.sources.shards import (
     content_mark,
     describe_shard,
     most_open_shards,
-    open_each,
+    open_different,
     open_file_of,
     shard_of,
 )
@@ -45,8 +45,6 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 T_co = TypeVar("T_co", covariant=True)
 
 _OPENING_THREADS = 4
-_REPR_CHARACTERS = 190
-_OPTION_CHARACTERS = 60
 
 
 class FileSource(Source[T_co]):
@@ -179,14 +177,19 @@ class FileSource(Source[T_co]):
         files, inherited = self._versioned_files(), self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
-            readers, fields = zip(*self._open_readers(most_open, directory), strict=True)
+            found = self._open_readers(most_open, directory, versions)
         if inherited is not None:
             check_versions(files, inherited)
         self._versions = versions
-        ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
-        recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
-        known, open_shard = self._known_fields(readers, fields), WeakMethod(self._open_reader)
-        return OpenShards(ends, known, list(readers), open_shard, most_open, far, recent, directory)
+        readers, fields = zip(*(found.get(shard, found[0]) for shard in range(len(self._paths))), strict=True)
+        lengths, known = tuple(map(len, readers)), self._known_fields(readers, fields)
+        if len(found) < len(readers) and directory is not None:  # the others are like the first one
+            self._known = ListedShards(lengths, known, listed=False)
+            directory.known = KnownShards(self._paths, lengths, versions, None)
+        recent, own = OrderedDict.fromkeys(found), [found[n][0] if n in found else None for n in range(len(readers))]
+        ends, open_shard = np.cumsum(lengths, dtype=np.int64), WeakMethod(self._open_known)
+        alike = readers[0] if len(found) < len(readers) else None
+        return OpenShards(ends, known, own, open_shard, most_open, far, recent, directory, alike)
 
     def _with_first(self, opened: OpenShards[T_co]) -> OpenShards[T_co]:
         """Open the first shard with records, so that a wrong option or a missing package is an error at once."""
@@ -224,9 +227,9 @@ class FileSource(Source[T_co]):
         return reader
 
     def _open_readers(
-        self, most_open: int, directory: ShardDirectory | None
-    ) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
-        """Return the reader and the fields of each shard, and add it to the directory."""
+        self, most_open: int, directory: ShardDirectory | None, versions: Int64Array
+    ) -> dict[int, tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
+        """Return the reader and the fields of each shard that is not like the first, and add it to the directory."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
             reader = self._open_reader(shard)
@@ -238,7 +241,7 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        return open_each(opened, self._paths, self._opening_threads)
+        return open_different(opened, self._paths, versions, directory, self._opening_threads)
 
     @property
     def _opening_threads(self) -> int:
@@ -326,14 +329,14 @@ class FileSource(Source[T_co]):
         if self._described is None:
             columns = zip(map(base_name, self._paths), self.shard_identities(), self.shard_lengths, strict=True)
             self._described = [(name, size, ends, count, inner) for name, (size, ends, inner), count in columns]
-        options = sorted((name, describe_value(value)) for name, value in self._content.items())
-        return self.format_name, self._described, self._selected, options
+        options = {name: describe_value(value) for name, value in self._content.items()}
+        return self.format_name, self._described, self._selected, sorted(options.items())
 
     def shard_identities(self) -> Sequence[ContentMark]:
         """Return what the fingerprint says of the content of each shard; a manifest may know it."""
         shards = range(len(self._paths))
         if self._known is not None and self._known.contents is not None:
-            return [mark or self._mark_of(shard) for shard, mark in zip(shards, self._known.contents, strict=True)]
+            return [mark or self._mark_of(shard) for shard, mark in enumerate(self._known.contents)]
         if self._remote is None or not any(map(is_url, self._paths)):
             return [*map(self._mark_of, shards)]
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
@@ -346,7 +349,11 @@ class FileSource(Source[T_co]):
         return facts
 
     def _mark_of(self, shard: int) -> ContentMark:
-        return content_mark(self._data_file(self._paths[shard]), self._data_set().reader(shard), self._remote)
+        opened, file = self._data_set(), self._data_file(self._paths[shard])
+        if opened.alike is None or opened.readers[shard] is not None or self._versions is None:
+            return content_mark(file, opened.reader(shard), self._remote)
+        check_versions([file], self._versions[shard : shard + 1])
+        return content_mark(file, opened.alike, self._remote)
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
@@ -389,9 +396,4 @@ class FileSource(Source[T_co]):
             parts.append(f"{len(self._paths)} shards")
         if self._selected is not None:
             parts.append(f"{len(self._selected)} fields")
-        # Dots for a long text, which would be broken syntax if cut.
-        described = [(name, describe_value(value)) for name, value in self._content.items()]
-        options = [f"{name}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for name, text in described]
-        while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
-            options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
-        return f"{type(self).__name__}({', '.join([*parts, *options])})"
+        return short_repr(type(self).__name__, parts, self._content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Self, cast
@@ -187,6 +187,20 @@ def describe_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return repr({name: describe_value(item) for name, item in value.items()})
     return repr(value)
+
+
+_REPR_CHARACTERS = 190
+_OPTION_CHARACTERS = 60
+
+
+def short_repr(name: str, parts: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Return the repr of a source: its name, these `parts`, and as many options as are not too long."""
+    # Dots for a long text, which would be broken syntax if cut.
+    described = [(key, describe_value(value)) for key, value in options.items()]
+    shown = [f"{key}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for key, text in described]
+    while shown and len(", ".join([*parts, *shown])) > _REPR_CHARACTERS - len(name):
+        shown[-2:] = ["..."] if shown[-1] == "..." else [*shown[-2:-1], "..."]
+    return f"{name}({', '.join([*parts, *shown])})"
 
 
 # Our writers record reader options in a file, in a place that all other readers skip: in tar archives a PAX comment for

@@ -23,13 +23,12 @@ from dataload.catalog.facts import Evidence, ShardFacts, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
-from dataload.sources.directory import ShardDirectory
+from dataload.sources.directory import SLOW_SECONDS, ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
 from dataload.storage.local.record_files import MappedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
-_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL
 _SECONDS_UNSHOWN = 2.0
 
 
@@ -228,7 +227,7 @@ class OpenShards(Generic[T_co]):
     `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open, which
     `recent` lists, the most recently used last, if there are more shards. `open` is weak, because the source refers to
     this. `remote` is None unless shards are read at the same time, because each read is a request. `directory` is None
-    if shards are not mapped.
+    if shards are not mapped. `alike` is a reader that those not in `readers` equal in all but the file, if it is known.
     """
 
     ends: Int64Array
@@ -239,6 +238,7 @@ class OpenShards(Generic[T_co]):
     remote: Remote | None
     recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
     directory: ShardDirectory | None = None
+    alike: ShardReader[T_co] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
 
@@ -367,15 +367,25 @@ def most_open_shards() -> int:
     return max(8, open_files_limit() // 4)
 
 
-def open_each(opened: Callable[[int], T], paths: Sequence[str], threads: int) -> list[T]:
-    """Return what `opened` makes of each shard; if that takes long, a terminal shows how many are open."""
+def open_different(
+    opened: Callable[[int], tuple[ShardReader[T], Mapping[str, FieldSpec]]],
+    paths: Sequence[str],
+    versions: Int64Array,
+    directory: ShardDirectory | None,
+    threads: int,
+) -> dict[int, tuple[ShardReader[T], Mapping[str, FieldSpec]]]:
+    """Return what `opened` makes of each shard that is not like the first one; a terminal shows how many are open."""
     if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
-        return [opened(0)]
-    begun, found, shards = perf_counter(), list[T](), len(paths)
-    for result in run_each(opened, range(shards), threads, 0 if any(map(is_url, paths)) else _SLOW_SECONDS):
-        found.append(result)
+        return {0: opened(0)}
+    begun, shards, found = perf_counter(), np.arange(len(paths)), dict[int, Any]()
+    if directory is not None and len(versions) == len(paths):
+        found[0] = opened(0)
+        shards = np.delete(shards, [0, *directory.find_alike(found[0][0], paths, versions, threads)])
+    slow = 0 if any(map(is_url, paths)) else SLOW_SECONDS
+    for done, result in enumerate(run_each(opened, shards.tolist(), threads, slow), len(paths) - len(shards) + 1):
+        found[int(shards[done - len(paths) - 1])] = result
         if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            end = "\n" if len(found) == shards else ""
-            sys.stderr.write(f"\r{len(found):,} of {shards:,} shards are open{end}")
+            end = "\n" if done == len(paths) else ""
+            sys.stderr.write(f"\r{done:,} of {len(paths):,} shards are open{end}")
             sys.stderr.flush()
     return found

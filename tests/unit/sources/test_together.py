@@ -376,9 +376,10 @@ def read_or_error(source, indices):
     st.sampled_from([".syr", ".arrow"]),
     st.lists(st.tuples(st.sampled_from([*CHANGES]), st.sampled_from(WHENS)), min_size=1, max_size=5),
     st.booleans(),
+    st.booleans(),
 )
 @settings(deadline=None)
-def test_shards_alike_are_opened_together(suffix, changes, for_worker):
+def test_shards_alike_are_opened_together(suffix, changes, listed, for_worker):
     """The first shard is opened, and those that differ in values only are mapped; others are opened one by one."""
     with TemporaryDirectory() as name:
         paths = [Path(name) / f"{number}{suffix}" for number in range(1 + len(changes))]
@@ -391,13 +392,17 @@ def test_shards_alike_are_opened_together(suffix, changes, for_worker):
                     CHANGES[what](path)
 
         change(WHENS[0])
-        index_shards(name)
-        with dataload.open(name) as source:
-            change(WHENS[1])
-            ends = np.cumsum(source.shard_lengths)
-            change(WHENS[2])
+        if listed:
+            index_shards(name)
+        sources = [dataload.open(name) for _ in range(3)]
+        assert listed or all(map(len, sources))  # opens them
+        change(WHENS[1])
+        ends = np.cumsum(sources[0].shard_lengths)
+        change(WHENS[2])
+        if listed or for_worker:
             with pickling_for_worker() if for_worker else nullcontext():
-                alone, together, rest = pickle.loads(pickle.dumps([source, source, source]))
+                sources = pickle.loads(pickle.dumps(sources))
+        alone, together, rest = sources
         parts = np.split(np.arange(ends[-1]), ends[:-1])
         found = [read_or_error(alone, part) for part in parts]
         good = [isinstance(each, list) for each in found]
@@ -412,15 +417,21 @@ def test_shards_alike_are_opened_together(suffix, changes, for_worker):
 
 
 @pytest.mark.parametrize("suffix", [".syr", ".arrow"])
-def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix):
+@pytest.mark.parametrize("listed", [True, False])
+def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix, listed):
     for number in range(20):
         write_alike(tmp_path / f"{number}{suffix}", number)
-    index_shards(str(tmp_path))
-    opened, open_shard = [], FileSource._open_known
-    monkeypatch.setattr(FileSource, "_open_known", lambda *given: opened.append(given) or open_shard(*given))
+    if listed:
+        index_shards(str(tmp_path))
+    opened, open_reader = [], FileSource._open_reader
+    monkeypatch.setattr(FileSource, "_open_reader", lambda *given: opened.append(given) or open_reader(*given))
     with dataload.open(tmp_path) as source:
         source.read_batch(np.arange(0, 80, 4))
-        assert len(opened) == 1
+        known = source.fingerprint()
+        assert len(opened) == (1 if listed else 2)
+    with dataload.open(tmp_path) as source:
+        source.read(np.arange(80))
+        assert source.fingerprint() == known
 
 
 @pytest.mark.parametrize("suffix", [".syr", ".arrow"])

@@ -168,7 +168,7 @@ class _TokenFile(ShardReader[Record]):
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
         self._remote = options.remote_settings
         self._file = storage_of(path, self._remote).map(path, mapped=options.map)
-        self._window = options.window
+        self._window, self._is_whole = options.window, documents is None and options.end_token is None
         found = load_documents(documents, self._remote) if isinstance(documents, str) else Documents(documents)
         self._start, self._dtype = _layout(self._file, options.stored_as(found.dtype, path))
         self._length = (self._file.size - self._start) // self._dtype.itemsize
@@ -268,6 +268,9 @@ class _TokenFile(ShardReader[Record]):
         if self._pad is not None or self._edges is not None:
             return None
         return self._file, (self._dtype, self.windows.window, self.windows.stride, len(self.windows.ends) == 1)
+
+    def layout_ranges(self) -> Sequence[tuple[int, int]] | None:
+        return [(0, self._start)] if self._start and self._is_whole else None
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)

@@ -343,6 +343,9 @@ def test_workers_get_few_bytes_for_a_shard_and_open_it_when_they_read_it(tmp_pat
 
 def write_alike(path, seed, field="x", count=4):
     path.unlink(missing_ok=True)
+    if path.suffix == ".npy":
+        np.save(path, np.random.default_rng(seed).integers(0, 1000, 400))
+        return
     with dataload.create(path) as writer:
         writer.extend({field: row} for row in np.random.default_rng(seed).random((count, 400)))
 
@@ -416,21 +419,30 @@ def test_shards_alike_are_opened_together(suffix, changes, listed, for_worker):
         assert all(map(same, read, records))
 
 
-@pytest.mark.parametrize("suffix", [".syr", ".arrow"])
-@pytest.mark.parametrize("listed", [True, False])
-def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix, listed):
-    for number in range(20):
-        write_alike(tmp_path / f"{number}{suffix}", number)
+@pytest.mark.parametrize(
+    ("suffix", "listed", "options"),
+    [
+        (".syr", True, {}),
+        (".syr", False, {}),
+        (".arrow", True, {}),
+        (".arrow", False, {}),
+        (".npy", False, {"window": 100}),
+    ],
+)
+def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix, listed, options):
+    paths = [tmp_path / f"{number:02}{suffix}" for number in range(20)]
+    for number, path in enumerate(paths):
+        write_alike(path, number)
     if listed:
         index_shards(str(tmp_path))
-    opened, open_reader = [], FileSource._open_reader
+    rows, opened, open_reader = np.arange(0, 60, 3), [], FileSource._open_reader
     monkeypatch.setattr(FileSource, "_open_reader", lambda *given: opened.append(given) or open_reader(*given))
-    with dataload.open(tmp_path) as source:
-        source.read_batch(np.arange(0, 80, 4))
+    with dataload.open(tmp_path if listed else paths, **options) as source:
+        batch = source.read_batch(rows)
         known = source.fingerprint()
         assert len(opened) == (1 if listed else 2)
-    with dataload.open(tmp_path) as source:
-        source.read(np.arange(80))
+    with dataload.open(paths, map=False, **options) as source:  # opens every shard
+        assert same(source.read_batch(rows), batch)
         assert source.fingerprint() == known
 
 

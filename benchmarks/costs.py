@@ -1,4 +1,4 @@
-"""What does not depend on the size of records: the loader's own cost, opening, and resuming."""
+"""What does not depend on the size of records: imports, the loader's own cost, opening, and resuming."""
 
 import os
 import shutil
@@ -29,8 +29,10 @@ from benchmarks.harness import (
     made_tokens,
     median_seconds,
     run_cases,
+    show,
 )
 from benchmarks.workloads import floats
+from dataload.bench.task import used
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.convert.indexing import index_shards
 from dataload.samplers import PoolShuffle, ShardSequential
@@ -311,3 +313,40 @@ def resuming(records=10**9, batch_size=256):
         found.append(aim(title, f"{name}, to the first batch, slowest of 9 steps", slowest, most=0.005))
         found.append(aim(title, f"{name}, records read by resuming", extra, most=0))
     return found
+
+
+_PROGRAMS = {
+    "python": ["-c", "pass"],
+    "numpy": ["-c", "import numpy"],
+    "import dataload": ["-c", "import dataload"],
+    "dataload.Loader": ["-c", "import dataload; dataload.Loader"],
+    "dataload.open": ["-c", "import dataload; dataload.open"],
+    "dataload --help": ["-m", "dataload", "--help"],
+}
+
+
+def imports():
+    """Programs in interleaved rounds, with warm bytecode; what the machine does besides hardly counts as CPU time."""
+    seconds = {name: [] for name in _PROGRAMS}
+    for number in range(12):
+        for name, arguments in _PROGRAMS.items():
+            took = _cpu_seconds(arguments)
+            if number:  # the first round compiles
+                seconds[name].append(took)
+    rows = []
+    for name, values in seconds.items():
+        over = {f"over {base}": median(values) - median(seconds[base]) for base in ("python", "numpy")}
+        rows.append({"case": name, "seconds": median(values), **over})
+    shown = show("import", "CPU seconds of a new interpreter, medians", rows)
+    print()
+    return [
+        *shown,
+        aim("import", "import dataload, seconds over python", shown[2]["over python"], most=0.02),
+        aim("import", "dataload --help, seconds", shown[-1]["seconds"], most=0.25),
+    ]
+
+
+def _cpu_seconds(arguments):
+    before = used()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    return sum(used().since(before)[:2])

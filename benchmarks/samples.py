@@ -1,7 +1,12 @@
-"""The sample path: a Python transform, and JPEG decoding."""
+"""The sample path: a Python transform, JPEG decoding, and TorchRecord's headline.
+
+That is a TorchRecord of decoded images beside torch's DataLoader over the JPEG files, with the transform of
+TorchRecord's README: ``Resize((224, 224))`` and ``ToTensor()``.
+"""
 
 import importlib.util
 import io
+import shutil
 from contextlib import ExitStack
 from itertools import islice
 from statistics import median
@@ -16,6 +21,7 @@ from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
 from benchmarks.workloads import floats, jpegs
 from dataload._util.system import usable_cpus
+from dataload.compat import torchrecord
 
 COUNT, BATCH = 64 * 256, 256
 
@@ -150,3 +156,80 @@ def jpeg(count=2048, batch_size=32):
         rows = run_cases("JPEG decoding, 500x375", cases, same=None, seconds=0.5)
     ours = rows[3:]
     return [*rows, more_workers(ours), against(ours[0], rows[1], 1.5), against(ours[min(cpus, 4)], rows[2], 1.5)]
+
+
+_SIZES = ((224, 224), (500, 375))  # as the network takes them, and as those of the README, about
+
+
+def images():
+    """Both loaders with 0, 1 and 2 workers, with images that need to be resized and that do not."""
+    return [row for size in _SIZES for row in _of_size(size)]
+
+
+def _of_size(size):
+    from torch.utils.data import DataLoader
+
+    title = f"A TorchRecord of images of {size[0]} x {size[1]}"
+    folder = _written(size)
+    record, files = str(folder / "record"), _Files(folder / "list.txt")
+    cases = []
+    for workers in range(3):
+        several = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(files, batch_size=32, shuffle=True, **several)
+        cases.append(Case(f"torch DataLoader, JPEG files, {workers} workers", loader.__iter__))
+    for workers in range(3):
+        loader = torchrecord.TorchRecord(record, 1, True, 32, workers)
+        cases.append(Case(f"dataload.compat.torchrecord, {workers} workers", loader.__iter__))
+    rows = run_cases(title, cases, rows=lambda batch: len(batch[1]), same=None, seconds=0.6)
+    conventional, ours = (max(found, key=lambda row: row["records_per_second"]) for found in (rows[:3], rows[3:]))
+    return [*rows, against(ours, conventional, 3)]
+
+
+def _written(size):
+    """The folder of JPEG files, of the list that names them, and of the TorchRecord made of it."""
+    from PIL import Image
+
+    folder = ROOT / f"images-{size[0]}x{size[1]}"
+    if (folder / "record").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    photos = [Image.open(io.BytesIO(record["jpg"])) for record in jpegs()]
+    for number in range(512):
+        photos[number % len(photos)].crop((0, 0, *size)).save(folder / f"{number}.jpg", quality=90)
+    lines = [f"{folder / str(number)}.jpg {number % 10}\n" for number in range(512)]
+    (folder / "list.txt").write_text("".join(lines))
+    torchrecord.Writer(str(folder / "list.txt"), str(folder / "record")).write()
+    return folder
+
+
+class _Files:
+    """The data set of a conventional loader: it opens, decodes and transforms a file at a time."""
+
+    def __init__(self, list_path):
+        self._items = [line.split() for line in list_path.read_text().splitlines()]
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        from PIL import Image
+
+        path, label = self._items[index]
+        with Image.open(path) as image:
+            return _to_tensor(_resize(image.convert("RGB"))), int(label)
+
+
+def _resize(image):
+    """Resize an image of Pillow as torchvision's ``Resize((224, 224))`` does."""
+    from PIL import Image
+
+    return image.resize((224, 224), Image.Resampling.BILINEAR)
+
+
+def _to_tensor(image):
+    """Return the tensor of an image as torchvision's ``ToTensor()`` does."""
+    import torch
+
+    planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return planes.to(torch.float32).div(255)

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -97,7 +97,7 @@ def prune_command(
         if place.root is not None and shards:
             removed |= {file.path for file in ShardCache(place.root, None).prune(most, shards)}
         gone, left = ([file for file in place.kept if (file.path in removed) == is_gone] for is_gone in (True, False))
-        text = f"deleted {_sum(_count(gone), 'file')}; {_sum(_count(left), 'file')} left"
+        text = f"deleted {_sum(gone)}; {_sum(left)} left"
         print_line(f"{place.directory}: {text}, {sum(file.holder != '' for file in left)} in use")
 
 
@@ -262,8 +262,8 @@ def _count(files: Iterable[Kept]) -> dict[str, int]:
     return {"count": len(sizes), "bytes": sum(sizes)}
 
 
-def _sum(counted: Mapping[str, int], noun: str) -> str:
-    return f"{count_of(counted['count'], noun)} ({decimal(counted['bytes'])})"
+def _sum(files: Sequence[Kept]) -> str:
+    return f"{count_of(len(files), 'file')} ({decimal(sum(file.bytes for file in files))})"
 
 
 def _age(seconds: float) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dataload.executors.handle import WorkerHandle
 
 Item = TypeVar("Item")
+Sent = TypeVar("Sent")
 
 
 class PartTask(Protocol):
@@ -70,22 +71,18 @@ def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
     raise error
 
 
-def check_sendable(task: PartTask, engine: str) -> set[str]:
-    """Check that a task pickles, and return the modules that other processes need for it."""
+def sendable_as(pickled: Callable[[PartTask], Sent], task: PartTask, engine: str) -> Sent:
+    """Return what a function makes of a task that it pickles; a ConfigError says which engine needs that."""
     try:
-        return check_work(task)
+        return pickled(task)
     except DataloadError:
         raise
     except Exception as error:
-        raise unsendable(engine, error) from error
-
-
-def unsendable(engine: str, error: Exception) -> ConfigError:
-    message = (
-        f"engine {engine!r} sends the source and all options to other processes, and they do not pickle "
-        f"({message_of(error)}): pass no open files or locks; functions that are not in a module need cloudpickle"
-    )
-    return ConfigError(message, key="engine", value=engine)
+        message = (
+            f"engine {engine!r} sends the source and all options to other processes, and they do not pickle "
+            f"({message_of(error)}): pass no open files or locks; functions that are not in a module need cloudpickle"
+        )
+        raise ConfigError(message, key="engine", value=engine) from error
 
 
 def _name(part: tuple[int, int]) -> str:
@@ -173,7 +170,7 @@ class LocalEngine(Checked):
             message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
             raise ConfigError(message, key="engine", value="local")
         check_parent(start_method)
-        modules = set[str]() if start_method == "fork" else check_sendable(task, "local")
+        modules = set[str]() if start_method == "fork" else sendable_as(check_work, task, "local")
         if start_method == "forkserver":
             start_fork_server({__name__, *modules})
         with closing(_Run(_Work(task, count), advance, self.num_workers or usable_cpus(), start_method)) as run:

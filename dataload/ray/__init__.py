@@ -31,9 +31,9 @@ from dataload._util.lazy import load_optional
 from dataload._util.settings import Above, Least, check_settings
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
-from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError, text_of
 from dataload.executors import Fleet
-from dataload.jobs.engine import Outcome, PartTask, attempt, unsendable, value_of
+from dataload.jobs.engine import Outcome, PartTask, attempt, sendable_as, value_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 
@@ -172,12 +172,7 @@ class RayEngine:
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
         ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
-        try:
-            content = dump(task)
-        except DataloadError:
-            raise
-        except Exception as error:
-            raise unsendable("ray", error) from error
+        content = sendable_as(dump, task, "ray")
         joined = ray.is_initialized()
         if joined and self.address is not None:
             message = f"Ray is initialised already: leave address={self.address!r} out, or call ray.shutdown() before"

@@ -103,13 +103,14 @@ class DevicePrefetcher(ABC, Generic[SentT]):
     def change_weights(self, weights: Any, *, at: int | None = None) -> None:
         """See `Loader.change_weights`. Batches that are being copied to the device keep the earlier weights."""
         self.loader.change_weights(weights, at=at)
-        changes = LoaderState.from_json(self.loader.state_dict()).changes
-        first = changes[0].epoch, changes[0].position
+        now = LoaderState.from_json(self.loader.state_dict())
+        first = now.changes[0].epoch, now.changes[0].position
         for state in [*(state for _, state in self._ahead or ()), self._state]:
             if state is not None:  # of a batch before the change, so it does not know it
                 known = LoaderState.from_json(state)
                 earlier = [each for each in known.changes if (each.epoch, each.position) < first]
-                state |= replace(known, changes=(*earlier, *changes)).to_json()
+                length = now.length if known.epoch == now.epoch else known.length
+                state |= replace(known, changes=(*earlier, *now.changes), length=length).to_json()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""

@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 from dataload.catalog.checks import ContentMark
+from dataload.catalog.evidence import ends_of_file, is_same
 from dataload.catalog.facts import Evidence, Found, ShardFacts, compare
+from dataload.storage import Remote, storage_of
 
 UNKNOWN, EQUAL, OTHER = range(3)
 SIDES = [*itertools.product((UNKNOWN, EQUAL, OTHER), repeat=3)]
@@ -40,3 +42,12 @@ def test_the_first_rule_that_knows_both_sides_decides(before):
 def test_shards_are_equal_whatever_their_evidence():
     one, other = (ShardFacts("a", 10, 3, evidence=evidence(tag, tag), skipped=tag) for tag in (EQUAL, OTHER))
     assert one == other != ShardFacts("a", 10, 4)
+
+
+def test_objects_of_stores_without_etags_are_compared_by_size_and_ends():
+    pytest.importorskip("obstore")
+    url, remote = "memory://facts/a", Remote.of(None, None)
+    storage_of(url, remote).replace(url, bytes(10_000), None)
+    size, ends = ends_of_file(url, remote)
+    for mark, same in ((ContentMark(size, ends, "x"), True), (ContentMark(size, "ab", "x"), False), (None, False)):
+        assert is_same(ShardFacts("a", size, 3, content=mark), url, remote) is same

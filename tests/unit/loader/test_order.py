@@ -272,8 +272,10 @@ def test_parts_of_a_mixture_are_compared_with_those_of_the_source():
     order = Mixture((Sequential(3), Sequential(7)), (1, 1))
     both = ConcatSource([RangeSource(5), RangeSource(5)])
     message = r"the sampler mixes sources of \(3, 7\) records, and these have \(5, 5\): pass lengths=\(5, 5\)"
-    with pytest.raises(ConfigError, match=message):
-        Loader(both, batch_size=1, sampler=order)
+    packed = PackedBatchSampler(sampler=order, lengths=[1] * 10, row_length=2, batch_size=1)
+    for given in ({"sampler": order, "batch_size": 1}, {"sampler": packed}):
+        with pytest.raises(ConfigError, match=message):
+            Loader(both, **given)
     Loader(ConcatSource([RangeSource(3), RangeSource(7)]), batch_size=1, sampler=order).close()
     Loader(ConcatSource([both, RangeSource(0), RangeSource(0)]), batch_size=1, sampler=order).close()
 

@@ -56,6 +56,7 @@ def test_ebook():
     numbers = [12, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33]
     for workers in (0, 1, 2, 4):
         with MultiStreamLoader(iter, LISTS, batch_size=4, shuffle=False, num_workers=workers) as loader:
+            assert loader  # although its length is not known
             assert take(loader, 12) == [[number] * 4 for number in numbers]
 
 

@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError, mix
 from dataload.errors import ClosedSourceError
 
 torch = pytest.importorskip("torch")
@@ -329,6 +329,24 @@ def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
     assert loader.state_dict() == before
+
+
+def test_weights_change_after_the_batches_sent_ahead(device):
+    source = mix({name: RangeSource(60)[begin:] for name, begin in (("a", 0), ("b", 30))}, {"a": 1, "b": 1})
+    settings = {"batch_size": 4, "batch_transform": lambda batch: {"index": batch["index"].tolist()}}
+    with DeviceLoader(Loader(source, **settings), DEVICE, depth=2) as loader:
+        batches, served, states = iter(loader), [], []
+        for step in range(9):
+            if step in (2, 3):  # the second change comes before the batches sent ahead at the first are received
+                loader.change_weights({"a": 1, "b": 3 * step})
+            states.append(json.loads(json.dumps(loader.state_dict())))
+            served.append(next(batches)["index"])
+    of_b = (np.array(served) >= 30).sum(1).tolist()
+    assert (of_b[:4], min(of_b[4:])) == ([2] * 4, 3)
+    for step, state in enumerate(states[3:], 3):
+        with Loader(source, **settings) as resumed:
+            resumed.load_state_dict(state)
+            assert [batch["index"] for batch, _ in zip(resumed, served[step:], strict=False)] == served[step:], step
 
 
 def test_on_the_cpu_batches_pass_through():

@@ -106,7 +106,14 @@ def test_a_torn_last_line_is_not_a_change_and_the_next_one_is_whole(tmp_path):
     assert log.read_bytes().startswith(torn), "something was cut off"
     known = mixed()
     known.load_changes(log)
-    assert batches(known, range(8)) == [*batches(loader, range(1)), *batches(again, range(1, 8))]
+    served = [*batches(loader, range(1)), *batches(again, range(1, 8))]
+    assert batches(known, range(8)) == served
+    elsewhere, left = mixed(changes=log), again.state_dict()
+    elsewhere.load_state_dict(state)
+    elsewhere.change_weights(row(1, 1, 9))  # in the log, it replaces the change of the run that was left
+    known.load_state_dict(left)
+    known.load_changes(log)
+    assert batches(known, range(8)) == served
 
 
 def test_logs_of_other_runs_are_refused(tmp_path):

@@ -12,7 +12,7 @@ from samples import sampled
 
 import dataload
 from dataload import Loader, StateMismatchError
-from dataload.samplers import GlobalShuffle, Mixture
+from dataload.samplers import GlobalShuffle, Mixture, servings_of
 
 pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
 
@@ -145,6 +145,13 @@ def test_the_proportions_stay_and_planned_weights_come(shards):
     assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], (
         "part of every state"
     )
+    for row in set(rows):  # the inverse knows passes of before the growth and after it
+        index = (0, 60, 348)[row // 10_000] + row % 10_000
+        found = [
+            48 * (each.step - 1) + each.row
+            for each in servings_of(grown.batch_sampler, index, epoch=0, steps=range(20))
+        ]
+        assert found == [place for place, other in enumerate(rows) if other == row]
     (model,) = flow(np.array([1, 2, 1]), np.full(3, np.inf), [len(rows)])
     assert np.abs(np.bincount(np.array(rows) // 10_000, minlength=3) - model).max() < 4
     rows = [row for _ in range(19) for row in rows_of(iterator)]

@@ -38,6 +38,7 @@ VALUES = {
     "one shape and different dtypes": lambda n: np.zeros(2, ("i4", "f4", "u4", "i8")[n]),
     "not a number": lambda n: np.array([n, np.nan]),
     "nothing": lambda n: np.zeros((n, 0)),
+    "lists of nothing": lambda n: [None] * n,
 }
 
 

@@ -89,7 +89,7 @@ def test_records_of_the_documented_layout(write):
 
 
 NOT_SIMPLE = [
-    *(tensor(dtype) for dtype in ("bfloat16", "complex64")),
+    *(tensor(dtype) for dtype in ("bfloat16", "complex64", "variant")),
     *(tensor("int32", (-1, -1), encoding="zlib"), tensor("int32", encoding="gzip"), tensor("int32", optional=True)),
     tensor("string", encoding="bytes"),
     *(image((2, 2, 4)), image((2, 2, 1), "uint16"), image((3, 2, 2, 3))),

@@ -302,6 +302,9 @@ def test_what_a_store_is_told(monkeypatch):
         ),
         ("s3://told", {"client_options": {**limits, "timeout": "1s"}, "retry_config": {"x": 1}}),
     ]
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "True")
+    client_of("s3://told/y", Remote.of({}, options))
+    assert told[-1][1]["client_options"] == {**limits, "allow_http": True}
 
 
 def test_errors_of_a_receiver_pass_and_one_that_has_ended_gets_no_more(root):

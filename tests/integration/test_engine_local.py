@@ -54,6 +54,7 @@ def test_the_bytes_of_one_run(source, expected, tmp_path):
     assert (report.records, report.resumed, len(report.paths)) == (COUNT, 0, SHARDS)
     assert report.notes == ()
     assert report.manifest == str(tmp_path / "parts/dataload.json")
+    assert seen == sorted(seen)
     assert seen[-1] == (COUNT, COUNT)
     assert run(source, tmp_path, resume=True).resumed == COUNT, "as after one run"
     with pytest.raises(ConfigError, match=r"exists \(and 4 more\): choose another name, or pass overwrite=True"):

@@ -399,5 +399,9 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     assert len(dataload.open(tmp_path / "a.syr")) == 9
     convert(source_of(5), tmp_path / "a.syr", overwrite=True)  # the first one has ended
     assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a.syr", "dataload.json"]
+    (tmp_path / ".a.syr.convert.json").write_text("damaged")
+    with pytest.raises(ConfigError, match="is not a conversion journal"):
+        convert(source_of(5), tmp_path / "a.syr", resume=True)
+    assert convert(source_of(5), tmp_path / "a.syr", overwrite=True).records == 5
     with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
         convert(source_of(1), "a.syr", resume=True, overwrite=True)

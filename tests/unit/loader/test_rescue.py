@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, RangeSource, WorkerError
@@ -135,6 +135,7 @@ def failing(*indices):
     padded=st.integers(0, 8),
     transforms=st.booleans(),
 )
+@example(indices=[3], unreadable={3}, untransformable=(), excluded=set(), action="replace", padded=0, transforms=False)
 def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, action, padded, transforms):
     failing_ones = unreadable | untransformable if transforms else unreadable
     gone = failing_ones | excluded

@@ -500,3 +500,4 @@ def test_it_is_a_loader_of_both_libraries():
         with pytest.raises(ValueError, match="batch_size attribute should not be set"):
             loader.batch_size = 3
         assert repr(loader) == "DataLoader(11 records, 4 rows per step, epoch 0, step 0)"
+    assert repr(DataLoader(data.TensorDataset(torch.arange(3)), num_workers=0).source) == "Tensor of 3 rows"

@@ -112,6 +112,7 @@ def test_a_stream_of_a_file_is_like_one_of_bytes(tmp_path_factory, steps):
     path.write_bytes(b"0123456")
     with storage_of(str(path)).open(str(path)) as file:
         stream, model = FileStream(file), io.BytesIO(b"0123456")
+        assert stream.seekable()
         for step, number, whence in steps:
             if step == "read":
                 found, expected = stream.read(number), model.read(number)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from dataload._util.system import NO_WAIT, open_file, read_at, read_into_at
+from dataload._util.system import NO_WAIT, open_file, open_files_limit, read_at, read_into_at
 from dataload.errors import ChangedFileError, SourceError
 from dataload.storage.core import core
 from dataload.storage.errors import (
@@ -127,9 +127,11 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
     def __init__(self, path: str, make: Callable[[str], HandleT]) -> None:
         self.path = path
         self._make = make
+        self._handle: HandleT | None = None
         with file_errors(path):
-            self._handle: HandleT | None = make(path)
-        self.identity: FileIdentity = self._handle.identity
+            handle = make(path)
+        self.identity: FileIdentity = handle.identity
+        self._keep(handle)
         self.size: int = self.identity.size
         self._loaded: bytes | None = None
 
@@ -190,8 +192,13 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
                 raise changed_error(self.path, self.size, handle.identity.size)
             if handle.identity != self.identity:
                 raise rewritten_error(self.path)
-            self._handle = handle
+            self._keep(handle)
         return handle
+
+    def _keep(self, handle: HandleT) -> None:
+        """Keep a file open, unless half of the files that may be open are: the system gives the lowest free number."""
+        if self._make not in (Handle, Mapping) or handle.descriptor < open_files_limit() // 2:  # copies may be deleted
+            self._handle = handle
 
 
 STEPS_BETWEEN_PROBES = 16

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from line_source import LineBackend, LineSource
 
+import dataload
 from dataload._util import threads
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
@@ -238,3 +239,21 @@ def test_more_shards_than_may_be_open(make, monkeypatch):
         assert tags(source.read(indices)) == [*indices]
     assert sorted(source.opened) == [f"{shard}.lines" for shard in range(10)], "each is opened once"
     assert source.read_batch(range(19, -1, -1))["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".lmdb", ".jsonl"])
+def test_more_sources_than_files_may_be_open(tmp_path, suffix):
+    paths = [tmp_path / f"{n}{suffix}" for n in range(30)]
+    for n, path in enumerate(paths):
+        with dataload.create(path) as writer:
+            writer.write({"x": n})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 25, hard))
+    try:
+        sources = [dataload.open(path) for path in paths]
+        assert [int(source[0]["x"]) for source in sources] == [*range(30)]
+        mixed = dataload.mix([(source, 1) for source in sources])
+        assert sorted(mixed.read_batch(range(30))["x"].tolist()) == [*range(30)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

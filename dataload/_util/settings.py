@@ -19,41 +19,29 @@ from dataload.errors import ConfigError, closest
 InitT = TypeVar("InitT", bound=Callable[..., None])
 
 
-class Bounds:
-    """Base class of markers in `Annotated` that bound a number."""
-
-    __slots__ = ()
-
-    def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return limits by the names of pydantic; `others` are the settings that a limit may name."""
-        raise NotImplementedError
-
-    def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
-        """Return in words which numbers of this kind the limits allow."""
-        raise NotImplementedError
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return {**handler(source), **self.limits({})}
-
-
 @dataclass(frozen=True, slots=True)
-class Least(Bounds):
+class Least:
     """Marks a number of at least `least`, and below another number, or below the setting of that name."""
 
     least: int
     below: int | str | None = None
 
     def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return limits by the names of pydantic; `others` are the settings that a limit may name."""
         below: Any = others.get(self.below) if isinstance(self.below, str) else self.below
         bounded = _is_integer(below) and below > self.least  # else the other setting is missing, or an error by itself
         return {"ge": self.least, **({"lt": below} if bounded else {})}
 
     def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
+        """Return in words which numbers of this kind the limits allow."""
         return f"{kind} in [{self.least}, {limits['lt']})" if "lt" in limits else f"{kind} >= {self.least}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), **self.limits({})}
 
 
 @dataclass(frozen=True, slots=True)
-class Above(Bounds):
+class Above:
     """Marks a number above `limit`, and of at most `most`; `noun` says which."""
 
     limit: float
@@ -65,6 +53,9 @@ class Above(Bounds):
 
     def describe(self, kind: str, limits: Mapping[str, Any]) -> str:  # noqa: ARG002 - `noun` says it
         return f"{self.noun} above {self.limit}" + ("" if self.most is None else f" and at most {self.most}")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), **self.limits({})}
 
 
 Seconds: TypeAlias = Annotated[float, Above(0, noun="a number of seconds")]
@@ -146,7 +137,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _unmarked(kind: Any) -> tuple[Any, Bounds | None]:
+def _unmarked(kind: Any) -> tuple[Any, Least | Above | None]:
     """Return a type without its marker, and the marker."""
     return cast("Any", get_args(kind)[:2]) if get_origin(kind) is Annotated else (kind, None)
 

@@ -111,15 +111,8 @@ class ErrorPolicy:
     action: OnError = "raise"
     excluded: Int64Array | None = None
 
-    def excluded_among(self, indices: Int64Array) -> set[int]:
+    def excluded_among(self, indices: Int64Array) -> Int64Array:
         """Return the `indices` that must not be read."""
-        return set(self._excluded(indices).tolist())
-
-    def read_of(self, indices: Int64Array) -> int:
-        """Return how many of `indices` may be read."""
-        return len(indices) - len(self._excluded(indices))
-
-    def _excluded(self, indices: Int64Array) -> Int64Array:
         if self.excluded is None or not len(self.excluded):
             return _NONE
         positions = np.minimum(np.searchsorted(self.excluded, indices), len(self.excluded) - 1)

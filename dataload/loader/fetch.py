@@ -130,7 +130,7 @@ class BatchLoader:
         if not (self.reads_together and all(len(plan.indices) and plan.packing is None for plan in plans)):
             return None
         indices = np.concatenate([plan.indices for plan in plans])
-        if self.policy.excluded_among(indices):
+        if len(self.policy.excluded_among(indices)):
             return None
         trace.enter("read")
         with trace.clock:

@@ -32,7 +32,7 @@ class Rescue:
         self._plan = plan
         self._epoch = epoch
         self._trace = trace
-        self._excluded = fetch.policy.excluded_among(plan.indices)
+        self._excluded = set[int](fetch.policy.excluded_among(plan.indices).tolist())
         self._bad: dict[int, BadRecord] = {}
 
     def load_rest(self) -> Any:

@@ -166,7 +166,8 @@ class StepWork:
         worker, rows, records = worker_name(), 0, 0
         try:
             plan = self.plan_of(job, step)
-            rows, records = plan.rows, self.fetch.policy.read_of(plan.wanted)
+            wanted = plan.wanted
+            rows, records = plan.rows, len(wanted) - len(self.fetch.policy.excluded_among(wanted))
             batch = load_step(self.fetch, plan, job.epoch, trace)
         except WorkerError as error:
             return StepResult(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
@@ -213,7 +214,7 @@ def load_step(fetch: BatchLoader, plan: BatchPlan, epoch: int, trace: StepTrace)
     """Return the batch of `plan`, or raise a `WorkerError` that names the step, the stage and the record."""
     trace.status.at(epoch, plan.step)
     try:
-        if len(plan.indices) and not fetch.policy.excluded_among(plan.indices):
+        if len(plan.indices) and not len(fetch.policy.excluded_among(plan.indices)):
             return fetch.load(plan, epoch, trace)
         return Rescue(fetch, plan, epoch, trace).load_rest()
     except BaseException as error:

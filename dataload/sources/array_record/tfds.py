@@ -29,10 +29,10 @@ from dataload._util.arrays import MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
-from dataload.sources.array_record import TFDS
+from dataload.sources.array_record import TFDS, TfdsOptions
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, parse_json, select_records
-from dataload.storage import Remote, RemoteOptions, join, local_path, storage_of
+from dataload.storage import Remote, join, local_path, storage_of
 from dataload.types import Array
 
 _FEATURES_NAME = "features.json"
@@ -62,11 +62,7 @@ class TfdsSource(ArrayRecordSource):
         *,
         split: str,
         fields: Sequence[str] | None = None,
-        reader_options: str | None = None,
-        max_record_bytes: int = MAX_RECORD_BYTES,
-        verify: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
@@ -76,9 +72,10 @@ class TfdsSource(ArrayRecordSource):
                 key="paths",
                 value=paths,
             )
-        place = Remote.of(storage_options, remote)
+        given = TfdsOptions.parse({"split": str(split), **options}, "format 'tfds'")
+        place = Remote.of(None, given.remote)
         self._directory = _find_version(TFDS.file(local_path(fspath(several[0]))), place)
-        self._split = str(split)
+        self._split = given.split
         info = join(self._directory, INFO_NAME)
         parts = select_records(parse_info(_read_text(info, place), info), self._split)
         if not parts:
@@ -88,10 +85,10 @@ class TfdsSource(ArrayRecordSource):
         super().__init__(
             [f"{join(self._directory, part.file)}[{part.start}:{part.stop}]" for part in parts],
             fields=fields,
-            codec=parse_features(_read_text(features, place), features, names=fields, limit=max_record_bytes),
-            reader_options=reader_options,
-            max_record_bytes=max_record_bytes,
-            verify=verify,
+            codec=parse_features(_read_text(features, place), features, names=fields, limit=given.max_record_bytes),
+            reader_options=given.reader_options,
+            max_record_bytes=given.max_record_bytes,
+            verify=given.verify,
             remote=place,
         )
 

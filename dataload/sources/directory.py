@@ -128,7 +128,8 @@ class ShardDirectory:
             indices: (rows,) int64, indices of records.
             reader: Returns the reader of a shard.
         """
-        shards = self._shards_of(indices)
+        even = self._length  # if all shards have as many records
+        shards = np.searchsorted(self._ends, indices, side="right") if even is None else indices // even
         if self._alike == self._shards and (not self._readers[0][2] or self.files.has_all(self._shards)):
             yield None, self._readers[0][1], self._places_of(indices, shards)
             return
@@ -150,11 +151,6 @@ class ShardDirectory:
             rows = np.flatnonzero(numbers == number)
             if len(rows) and (not self._readers[number][2] or self.files.use(shards[rows])):
                 yield rows, self._readers[number][1], places[rows]
-
-    def _shards_of(self, indices: Int64Array) -> Int64Array:
-        if self._length is None:
-            return np.searchsorted(self._ends, indices, side="right")
-        return indices // self._length
 
     def _places_of(self, indices: Int64Array, shards: Int64Array) -> Int64Array:
         return indices + (self._places[shards] if self._length is None else shards * ((1 << PLACE_BITS) - self._length))

@@ -189,16 +189,12 @@ def describe_value(value: Any) -> str:
     return repr(value)
 
 
-_REPR_CHARACTERS = 190
-_OPTION_CHARACTERS = 60
-
-
 def short_repr(name: str, parts: Sequence[str], options: Mapping[str, Any]) -> str:
     """Return the repr of a source: its name, these `parts`, and as many options as are not too long."""
     # Dots for a long text, which would be broken syntax if cut.
     described = [(key, describe_value(value)) for key, value in options.items()]
-    shown = [f"{key}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for key, text in described]
-    while shown and len(", ".join([*parts, *shown])) > _REPR_CHARACTERS - len(name):
+    shown = [f"{key}={text if len(text) <= 60 else '...'}" for key, text in described]
+    while shown and len(", ".join([*parts, *shown])) > 190 - len(name):
         shown[-2:] = ["..."] if shown[-1] == "..." else [*shown[-2:-1], "..."]
     return f"{name}({', '.join([*parts, *shown])})"
 

@@ -340,7 +340,9 @@ class _CsvFile(TableReader):
         if not others and (found := next((each for each in ";\t|" if each in first), "")):
             message = f"{self._path} has one column, {first!r}: pass delimiter={found!r} if this separates columns"
             warnings.warn(message, stacklevel=2)
-        if _look_like_values(table.column_names):
+        # 0, 1, 2, ... are names: pandas gives them to columns that have none.
+        names = [str(number) for number in range(len(others) + 1)]
+        if all(map(_NUMBER.fullmatch, table.column_names)) and table.column_names != names:
             line = self._options.delimiter.join(table.column_names)
             message = (
                 f"{self._path} has numbers as names of columns: write names above {line!r:.80} if this is a record"
@@ -350,11 +352,6 @@ class _CsvFile(TableReader):
             if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
         check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
-
-
-def _look_like_values(names: Sequence[str]) -> bool:
-    """Return whether all names are numbers. 0, 1, 2, ... are names: pandas gives them to columns that have none."""
-    return all(map(_NUMBER.fullmatch, names)) and list(names) != [str(number) for number in range(len(names))]
 
 
 def _type_of(name: str, dtype: str) -> Any:

@@ -173,7 +173,7 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
 
 def _resolve(path: str, base: str, name: str) -> str:
     """Return the path or URL, also a whole one, of what the index at `path` calls `name`."""
-    root = _origin(path) or absolute(parent(path)).rstrip("/")
+    root = "/".join(path.split("/")[:3]) if is_url(path) else absolute(parent(path)).rstrip("/")  # of a URL, the host
     if not is_url(path):
         base, name = local_path(base), local_path(name)
     if base and not (name.startswith("/") or is_url(name)):
@@ -183,8 +183,3 @@ def _resolve(path: str, base: str, name: str) -> str:
         name = root + name
     inside = name.removeprefix(f"{root}/")
     return named_files(path, [inside.removeprefix("./")], parent(path) if inside == name else root)[0]
-
-
-def _origin(path: str) -> str:
-    """Return the scheme and the host or bucket of a URL; nothing for a local path."""
-    return "/".join(path.split("/")[:3]) if is_url(path) else ""

@@ -379,7 +379,8 @@ def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
         return {path: index_path(path) for path in paths}
     is_list = not isinstance(documents, (str, PathLike))
     if is_list and len(paths) == 1:  # may also be the starts themselves
-        is_list = isinstance(documents, (list, tuple)) and len(documents) == 1 and not _is_number(documents[0])
+        is_list = isinstance(documents, (list, tuple)) and len(documents) == 1
+        is_list = is_list and (isinstance(documents[0], (str, PathLike)) or np.ndim(documents[0]) > 0)
     several = list(documents) if is_list else [documents]
     if len(several) != len(paths):
         message = f"documents has {len(several)} entries for {len(paths)} files: give one for each, in the same order"
@@ -388,7 +389,3 @@ def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:
         raise ConfigError("with documents, paths must not name a file twice: name each once", key="documents")
     items = [fspath(item) if isinstance(item, (str, PathLike)) else np.asarray(item) for item in several]
     return dict(zip(paths, items, strict=True))
-
-
-def _is_number(item: Any) -> bool:
-    return not isinstance(item, (str, PathLike)) and np.ndim(item) == 0

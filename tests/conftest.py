@@ -225,7 +225,8 @@ def _held() -> set[tuple]:
     held: set[tuple] = {(_describe_thread, thread.name, thread.ident) for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            held.add((_describe_descriptor, name, os.readlink(f"/proc/self/fd/{name}")))
+            found = os.fstat(int(name))  # a fifth of what reading its link takes
+            held.add((_describe_descriptor, name, found.st_dev, found.st_ino))
     held.update((_describe_child, child) for child in _children())
     return held
 
@@ -240,10 +241,14 @@ def _describe_thread(name: str, ident: int) -> str:
     return f"thread {name} ({ident})"
 
 
-def _describe_descriptor(name: str, target: str) -> str | None:
+def _describe_descriptor(name: str, *_: int) -> str | None:
     # The pipes of the helpers are opened with them, whichever test starts them.
-    helpers = resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd
-    return None if int(name) in helpers or target.startswith("/dev/") else f"descriptor {name} -> {target}"
+    if int(name) in (resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd):
+        return None
+    with contextlib.suppress(OSError):  # a thread has closed it meanwhile
+        target = os.readlink(f"/proc/self/fd/{name}")
+        return None if target.startswith("/dev/") else f"descriptor {name} -> {target}"
+    return None
 
 
 def _describe_child(process: str) -> str | None:

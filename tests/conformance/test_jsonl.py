@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import pytest
 from format_suite import FormatSuite
 
 from dataload.sources.jsonl.reader import JsonlSource
@@ -24,6 +25,7 @@ class TestJsonl(FormatSuite):
     source = JsonlSource
 
 
+@pytest.mark.slow_suite
 class TestCompressedJsonl(TestJsonl):
     traits = SourceTraits(suffix=".jsonl.gz", has_checksums=True, **TRAITS)
 

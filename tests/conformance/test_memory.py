@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from format_suite import FormatSuite
 
 from dataload.sources.memory import MemorySource
@@ -20,6 +21,7 @@ class TestMemoryOfRecords(FormatSuite):
         return MemorySource(self.written[str(path)])
 
 
+@pytest.mark.slow_suite
 class TestMemoryOfBytes(TestMemoryOfRecords):
     traits = SourceTraits(record_type=bytes, in_files=False, closes=False)
 

@@ -1,5 +1,6 @@
 import gzip
 
+import pytest
 from format_suite import FormatSuite, digest_of
 
 from dataload.sources.text.reader import TextSource
@@ -27,6 +28,7 @@ class TestLines(FormatSuite):
         return [{"text": line_of(record)} for record in records]
 
 
+@pytest.mark.slow_suite
 class TestCompressedParagraphs(TestLines):
     traits = SourceTraits(suffix=".txt.gz", has_checksums=True, several_paths=True, value_types=(int,))
     options = {"records": "paragraph", "fields": ["text"]}  # noqa: RUF012 - nobody changes it

@@ -3,6 +3,7 @@ from contextlib import suppress
 
 import google_crc32c
 import numpy as np
+import pytest
 from format_suite import FormatSuite, flip
 
 from dataload.codecs.codec import resolve_codec
@@ -47,6 +48,7 @@ class TestTFRecord(FormatSuite):
             flip(path, 0 if kind == "flip_length" else 14)
 
 
+@pytest.mark.slow_suite
 class TestTFRecordOfExample(TestTFRecord):
     """Without checksums, through the layouts that Examples share."""
 

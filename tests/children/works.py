@@ -112,10 +112,6 @@ def large(task, status):
     return np.full(20_000, task, np.int32)
 
 
-def sized(task, status):
-    return np.full(task, task, np.int32)
-
-
 def named(task, status):
     return values()[task]
 

@@ -236,28 +236,6 @@ def test_any_exception_comes_at_its_step_with_its_traceback(name):
                 assert str(cause) == str(error)
 
 
-def test_out_of_order_an_error_loses_and_repeats_nothing():
-    fails = threading.Event()
-    fails.set()
-
-    def transform(sample):
-        if sample["index"] == 31 and fails.is_set():
-            raise ValueError("31")
-        return sample
-
-    with Loader(
-        RangeSource(100), batch_size=2, transform=transform, in_order=False, num_workers=3, prefetch=3
-    ) as loader:
-        received = []
-        with pytest.raises(WorkerError, match="step 15 of epoch 0"):
-            received += (batch["index"].tolist() for batch in loader)
-        state = loader.state_dict()
-        fails.clear()
-        loader.load_state_dict(json.loads(json.dumps(state)))
-        received += (batch["index"].tolist() for batch in loader)
-    assert sorted(received) == [[i, i + 1] for i in range(0, 100, 2)]
-
-
 class FailingOrder:
     """A sampler of somebody's own that knows its first block only."""
 
@@ -308,10 +286,3 @@ def test_one_percent_of_the_records_read_may_be_bad_by_default(executor):
         with pytest.raises(WorkerError) as caught:
             list(loader)
         assert (caught.value.epoch, caught.value.step) == (1, 0)
-
-
-def test_excluded_records_and_filler_do_not_count_as_read():
-    """21 of 525 records are bad, which are too few to look at a share of them; 1,050 would be enough."""
-    settings = {"batch_size": 100, "tail": "pad", "transform": fail_on_every_fiftieth, "on_error": "skip"}
-    with Loader(RangeSource(1050), exclude=range(0, 1050, 2), max_bad=0.01, **settings) as loader:
-        assert sum(batch["valid"].sum() for batch in loader) == 504

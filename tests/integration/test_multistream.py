@@ -14,8 +14,6 @@ import streams
 import works
 from groups import groups_of
 
-CHILDREN = Path(works.__file__).parent
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -52,20 +50,6 @@ def test_batches_and_resumes_are_those_of_threads():
         for step, loader in zip(range(steps + 1), itertools.cycle([one, two, three]), strict=False):
             loader.load_state_dict(states[step])
             assert list(map(plain, itertools.islice(loader, steps - step))) == expected[step:]
-
-
-@pytest.mark.parametrize("size", [1, 3, 64])
-def test_states_of_streams_come_from_the_workers(size):
-    settings = {"batch_size": 2, "mode": "split", "shuffle": False}
-    processes = MultiStreamLoader(streams.Counting, [10, 6], num_workers=2, executor="processes", **settings)
-    with groups_of(size), processes as loader:
-        found = [(plain(batch), loader.state_dict()) for batch in loader]
-    assert found[3][1]["streams"] == [{"next": 4}] * 2
-    streams.Counting.made = 0
-    with MultiStreamLoader(streams.Counting, [10, 6], **settings) as loader:
-        loader.load_state_dict(found[3][1])
-        assert list(map(plain, loader)) == [batch for batch, _ in found[4:]]
-    assert streams.Counting.made == 6 + 2
 
 
 def test_a_failing_stream_is_named():

@@ -213,14 +213,6 @@ def test_functions_and_classes_of_a_session_work_in_workers():
     assert (status, out) == (0, "[(18, [2, 4, 10, 20]), (130, [34, 52, 74, 100])]\n"), err
 
 
-def test_lambdas_are_transforms_in_workers():
-    settings = {"batch_size": 2, "num_workers": 1, "executor": "processes"}
-    add = 3
-    functions = {"transform": lambda record: record["index"] + add, "collate": lambda samples: samples}
-    with Loader(RangeSource(4), **functions, **settings) as loader:
-        assert list(loader) == [[3, 4], [5, 6]]
-
-
 def test_importing_dataload_loads_nothing_for_processes():
     status, out, _ = run(
         "-c", "import sys, dataload; print([m for m in ('multiprocessing', 'socket') if m in sys.modules])"

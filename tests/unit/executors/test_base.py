@@ -67,18 +67,6 @@ def test_a_watch_warns_half_way_and_then_gives_up(now):
     assert (caught.value.worker, caught.value.position, caught.value.stacks) == described
 
 
-@pytest.mark.parametrize("position", [WorkerPosition(-1, -1, -1), WorkerPosition(0, 0, 0)])
-def test_a_watch_without_an_end_warns_ever_more_seldom(now, position):
-    watch = StallMonitor(TimeoutPolicy(warn_after=1000))
-    at = "has not started it" if position.step < 0 else "is at step 0 of epoch 0, index 0"
-    for due in (1000, 2000, 4000):
-        now[0] = 100.0 + due - 1
-        assert not watch.is_due()
-        now[0] += 1
-        with pytest.warns(RuntimeWarning, match=f"nobody {at}\n"):
-            watch.look(lambda: ("nobody", position, ""))
-
-
 FORKED = (
     "was forked while it made a batch, by a transform for example, and both processes continued: end the child with "
     "os._exit()"
@@ -172,12 +160,6 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch, executor):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"needs ray: pip install 'dataload\[ray\]'"):
         dataload.Loader(dataload.RangeSource(3), batch_size=1, executor=executor, num_workers=1)
-
-
-def test_without_workers_ray_is_not_needed():
-    with dataload.Loader(dataload.RangeSource(3), batch_size=3, executor="ray") as loader:
-        assert [batch["index"].tolist() for batch in loader] == [[0, 1, 2]]
-        assert loader.statistics().executor == "serial"
 
 
 def test_configs_have_a_table_of_it():

@@ -89,17 +89,6 @@ def test_results_come_in_shared_memory_that_is_used_again_but_never_while_they_a
     held[:] = 6  # it belongs to the caller
 
 
-@pytest.mark.parametrize("slots", [0, 2])
-def test_results_may_grow_and_shrink(slots):
-    sizes = [0, 1, 10**4, 10**6, 10, 3 * 10**6, 10**5, 0, 10**6]
-    with executor(works.sized, workers=2, slots=slots) as tasks:
-        found = [tasks.submit(size).result() for size in sizes]
-        pending = [tasks.submit(size) for size in sizes]
-        for size, array in zip(sizes * 2, [*found, *(result.result() for result in pending)], strict=True):
-            assert len(array) == size
-            assert (array == size).all()
-
-
 def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
     with executor(works.echo) as tasks:
         pending = {}
@@ -132,14 +121,6 @@ def test_processes_that_are_not_in_use_get_no_tasks():
             assert [result.result() for result in pending] == list(range(6))
             seen |= used
         assert len(seen) == 3
-
-
-@pytest.mark.parametrize("gone", [0, 1, 2])
-def test_a_cancelled_task_takes_no_other_with_it(gone):
-    with executor(works.echo) as tasks:
-        pending = {number: tasks.submit(number) for number in range(3)}
-        pending.pop(gone).cancel()
-        assert {number: result.result() for number, result in pending.items()} == {n: n for n in pending}
 
 
 def test_tasks_and_results_larger_than_any_pipe_do_not_lock_each_other():

@@ -34,14 +34,6 @@ def test_large_arrays_are_not_copied_and_small_ones_keep_nothing():
     assert not any(np.shares_memory(found["small"], part) for part in memory)
 
 
-@pytest.mark.parametrize("nbytes", [(16 << 10) - 1, 16 << 10, (16 << 10) + 1])
-def test_an_array_at_the_limit(nbytes):
-    array = np.arange(nbytes, dtype=np.uint8)
-    parts = take_apart(array)
-    assert [part.nbytes for part in parts[1:]] == [nbytes] * (nbytes >= 16 << 10)
-    assert np.array_equal(put_together(parts), array)
-
-
 def test_a_check_finds_what_cannot_be_pickled_and_copies_nothing():
     check_work(np.arange(10))
     check_work([b"x" * 100_000, np.zeros(1 << 20)])

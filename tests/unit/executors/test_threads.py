@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from dataload.errors import MachineError
-from dataload.executors import SerialExecutor, ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
+from dataload.executors import ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
 from dataload.loader.pipeline import ordered_map
 
 CLOSED = "the loader was closed while waiting for a batch"
@@ -40,22 +40,6 @@ class Gate:
     def __call__(self):
         self.begun.set()
         return self.go_on.wait(10)
-
-
-def test_starts_with_the_first_task_and_runs_in_its_threads(start):
-    barrier = threading.Barrier(2)  # both tasks must run at once
-
-    def work(task, status):
-        barrier.wait(10)
-        return task, worker_name()
-
-    executor = start(work, 2)
-    assert threads() == []
-    results = [executor.submit(number) for number in (0, 1)]
-    found = [result.result() for result in results]
-    assert [number for number, _ in found] == [0, 1]
-    assert {name for _, name in found} == {"dataload-0", "dataload-1"}
-    executor.close()
 
 
 def test_a_machine_that_starts_no_more_threads(start, monkeypatch):
@@ -187,20 +171,6 @@ def test_the_threads_in_use_change(start):
     assert {thread.ident for thread in threads()} == before
 
 
-def test_without_workers_in_use_tasks_run_where_their_results_are_asked_for(start):
-    executor = start(call, 2)
-    queued = [executor.submit(worker_name) for _ in range(4)]
-    executor.use(0)
-    here = threading.current_thread().name
-    later = executor.submit(worker_name)
-    executor.wait_for_any([later])
-    assert later.result() == here
-    assert {result.result() for result in queued} <= {"dataload-0", "dataload-1"}
-    executor.use(1)
-    assert executor.submit(worker_name).result() != here
-    executor.use(0)  # it is closed with a thread that is parked and another that may not be yet
-
-
 def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     go_on = threading.Event()
 
@@ -241,23 +211,3 @@ def test_a_forked_child_starts_its_own_threads_and_waits_for_none_of_the_parents
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     gate.go_on.set()
-
-
-def test_serial_work_is_done_when_its_result_is_asked_for():
-    done = []
-
-    def work(task, status):
-        done.append((task, status.position().step))
-        return task + 1
-
-    executor = SerialExecutor(work)
-    results = [executor.submit(1), executor.submit(2)]
-    executor.wait_for_any(results)
-    executor.use(4)
-    assert done == []
-    assert results[1].done()
-    assert not results[1].run()
-    assert results[1].result() == 3
-    results[0].cancel()
-    executor.close()
-    assert done == [(2, -1)]

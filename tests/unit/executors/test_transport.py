@@ -28,21 +28,6 @@ def ends():
         yield parent, worker
 
 
-def test_a_message_comes_when_its_last_byte_has(ends):
-    parent, worker = ends
-    received, sent = Inbox(parent), bytearray()
-    collecting, other = socket.socketpair()
-    with collecting, other:
-        send(other, "hello", [b"world", b"!" * 10])
-        sent += collecting.recv(1000)
-    for byte in sent[:-1]:
-        worker.send(bytes([byte]))
-        assert received.take() is None
-    worker.send(sent[-1:])
-    assert received.take() == ("hello", [b"world", b"!" * 10])
-    assert received.take() is None
-
-
 def test_neither_side_waits_for_the_other_for_ever(ends):
     parent, worker = ends
     outbox, inbox = Outbox(parent), Inbox(parent)
@@ -86,18 +71,6 @@ def test_descriptors_arrive_between_messages(ends):
     assert inbox.take() == ("last", [])
     with open(read, "rb") as stream:
         assert stream.read() == b"012"
-
-
-def test_the_end_of_the_other_side_is_told(ends):
-    parent, worker = ends
-    inbox, outbox = Inbox(parent), Outbox(parent)
-    send(worker, "last words")
-    worker.close()
-    assert inbox.take() == ("last words", [])
-    with pytest.raises(EOFError):
-        inbox.take()
-    outbox.put("to nobody", [bytes(1 << 20)])
-    assert outbox.flush()  # nothing is left to be sent
 
 
 @pytest.fixture
@@ -174,26 +147,6 @@ def test_a_tensor_keeps_its_loan():
 def ring_of(slots):
     ring = Ring(slots)
     return ring, lambda number, size: ring.slots[number].write([memoryview(bytes([number]) * size)])
-
-
-def test_retired_slots_go_when_they_come_back():
-    ring, write = ring_of(4)
-    taken = [ring.take() for _ in range(3)]
-    lent = [ring.lend(number, write(number, 5000)) for number in taken]
-    assert ring.missing(8192) == 8192
-    files = {number: os.dup(slot.descriptor) for number, slot in ring.slots.items()}
-    assert ring.retire(2)
-    assert not ring.retire(3)  # nothing comes back
-    assert ring.take() is None
-    assert sorted(ring.slots) == [0, 1, 2]  # 3 was free
-    assert all((part[0] == number).all() for number, part in zip(taken, lent, strict=True))
-    lent.clear()
-    assert {ring.take(), ring.take()} == set(ring.slots)
-    assert ring.take() is None
-    assert sorted(os.fstat(file).st_size > 0 for file in files.values()) == [False, False, True, True]
-    for file in files.values():
-        os.close(file)
-    ring.close()
 
 
 @given(st.lists(st.sampled_from(["take", "drop", "look"]), max_size=60), st.integers(1, 4))

@@ -80,33 +80,6 @@ def test_worker_processes_that_seed_global_generators():
         assert_equal(one, other)
 
 
-def test_the_position_does_not_move_and_reading_ahead_goes_on():
-    with Loader(source(), batch_size=8, shuffle=True, num_workers=1) as loader:
-        iterator = iter(loader)
-        served = [next(iterator)]
-        state = loader.state_dict()
-        loader.batch(7, 3)
-        assert loader.state_dict() == state
-        served += iterator
-    with Loader(source(), batch_size=8, shuffle=True) as other:
-        for one, batch in zip(served, other, strict=True):
-            assert_equal(one, batch)
-
-
-def test_steps_of_an_epoch_resumed_with_another_batch_size():
-    with Loader(source(), batch_size=8, shuffle=True) as loader:
-        iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
-        state = loader.state_dict()
-    with Loader(source(), batch_size=5, shuffle=True) as loader:
-        loader.load_state_dict(state)
-        first = loader.step
-        for step, batch in enumerate(loader, first):
-            assert_equal(loader.batch(0, step), batch)
-        assert_equal(loader.batch(1, 0), next(iter(loader)))
-
-
 def test_errors():
     def fails_on_9(sample):
         if sample["x"] == 9:

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import heapq
-import itertools
 import random
 from collections import Counter
 from time import monotonic
@@ -19,11 +18,9 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import (
     Bounds,
     Scaling,
-    Search,
     Setting,
     ThroughputSample,
     first_search,
-    is_plausible,
     search,
 )
 from dataload.samplers import GlobalShuffle
@@ -49,26 +46,6 @@ def test_a_trial_that_is_much_better_is_taken_at_once_and_one_that_is_much_worse
     assert (worse.best, worse.setting, worse.trial, worse.failed) == ((1, 2), (1, 2), None, ((2, 2),))
 
 
-@pytest.mark.parametrize(
-    ("best", "trial", "found", "expected"),
-    [
-        ((1, 2), (2, 2), sample(waits=0.049), False),  # the consumer is the limit
-        ((1, 2), (2, 2), sample(waits=0.051), True),
-        ((2, 2), (1, 2), sample(waits=0.0), True),
-        ((1, 2), (0, 2), sample(0.010, busy=0.49), True),
-        ((1, 2), (0, 2), sample(0.010, busy=0.51), False),  # 5.1 ms of work a batch: handing it over costs nothing
-        ((0, 2), (1, 2), sample(), True),
-        # A longer queue helps if workers wait for a consumer that waits.
-        ((4, 2), (4, 4), sample(busy=3.59), True),
-        ((4, 2), (4, 4), sample(busy=3.61), False),
-        ((4, 2), (4, 4), sample(waits=0.01, busy=1.0), False),
-        ((0, 2), (0, 4), sample(), False),
-    ],
-)
-def test_trials_that_make_sense(best, trial, found, expected):
-    assert is_plausible(Setting(*best), Setting(*trial), found) is expected
-
-
 def decisions(seed):
     """The states of a search, for a random workload that changes once; `random()` is the same in every Python."""
     chance = random.Random(seed).random
@@ -90,21 +67,6 @@ def test_decisions_are_those_recorded():
     """A change that decides otherwise on purpose may record them anew, if the other tests of this file pass."""
     found = hashlib.sha256(repr([decision for seed in range(60) for decision in decisions(seed)]).encode())
     assert found.hexdigest()[:16] == "497828d9750ff5f7"
-
-
-def test_pauses_become_longer_until_the_work_changes():
-    state, pauses = Search(Setting(2, 2), ()), []
-    for _ in range(2000):
-        before = state
-        state = search(state, sample(0.01 * state.setting.workers), Bounds(2, 4, 2))
-        if state.pause > before.pause:
-            pauses.append(state.pause)
-    assert pauses == [8, 32, 128, 512, 512, 512, 512]
-    for _ in range(3):
-        assert state.setting == (2, 2)
-        state = search(state, sample(0.05), Bounds(2, 4, 2))
-    assert state.setting == (4, 2)
-    assert state.next_pause == 8
 
 
 # Models of workloads: the seconds per step of a consumer that works `consumer` seconds a step
@@ -172,16 +134,6 @@ def test_the_search_settles_at_a_setting_that_is_as_good_as_any(name, noise, sta
         lost.append(seconds / best_seconds(model, bounds))
         assert noise > 0.1 or changes <= 100, "it does not come to rest"
     assert sorted(lost)[1] <= (1.03 if noise <= 0.1 else 1.1)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_one_more_worker_allowed_never_makes_it_slower(name):
-    def settled(most):
-        bounds = BOUNDS._replace(most=most)
-        return run(MODELS[name], first_search(Setting(most, 2), bounds), bounds, 300, 0.02, after=150)[1]
-
-    for fewer, more in itertools.pairwise(settled(most) for most in range(1, 9)):
-        assert more <= 1.03 * fewer
 
 
 @pytest.mark.parametrize(

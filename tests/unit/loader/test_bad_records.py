@@ -1,6 +1,5 @@
 """Budgets, reports and exclude lists, by themselves."""
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -72,13 +71,6 @@ def test_limits_that_are_none(wrong):
     message = "max_bad must be an integer >= 0 or a share of the records above 0 and at most 1, got "
     with pytest.raises(ConfigError, match=message):
         Loader(RangeSource(3), batch_size=1, max_bad=wrong)
-
-
-def test_a_report_holds_every_field_of_a_record(tmp_path):
-    path, record = tmp_path / "bad.jsonl", bad(cause="\x00 \udc80 \n 漢字", replaced_by=7)
-    append_report(os.fspath(path), [record])
-    assert lines(path) == [dataclasses.asdict(record)]
-    assert path.read_bytes().isascii()
 
 
 def test_the_report_is_made_at_once_and_added_to(tmp_path, monkeypatch):

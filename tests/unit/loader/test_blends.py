@@ -52,21 +52,6 @@ def shares_of(rows):
     return np.bincount(np.searchsorted([*STARTS.values()], rows, side="right") - 1, minlength=len(STARTS))
 
 
-def test_a_source_joins_a_mixture_whose_weights_never_changed():
-    first, joined = mixed({"a": 1, "b": 3}), mixed({"a": 1, "b": 3, "c": 0})
-    iterators = [iter(first)]
-    served(iterators, 7)
-    joined.load_state_dict(states(first))
-    others = [iter(joined)]
-    assert served(others, 4) == served(iterators, 4), "the order of the others has moved"
-    joined.change_weights({"a": 1, "b": 3, "c": 4})
-    later = list(itertools.chain(*served(others, 40)))
-    assert np.abs(shares_of(later) - np.array([1 / 8, 3 / 8, 1 / 2, 0]) * len(later)).max() < 4
-    last = mixed({"a": 1, "b": 3, "c": 0})
-    last.load_state_dict(states(joined))
-    assert served([iter(last)], 2) == served(others, 2)
-
-
 @pytest.mark.slow_suite
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 9), st.booleans()), min_size=2, max_size=6))
@@ -108,23 +93,6 @@ def test_sources_come_and_go_at_the_end(stages):
         fresh = mixed({n: base.get(n, 0) for n in names})
         fresh.load_state_dict(states(without))
         assert served([iter(fresh)], 2) == served(other, 2)
-
-
-@pytest.mark.parametrize("stop", ["first", "longest"])
-def test_the_epoch_ends_as_with_the_retired_source(stop):
-    whole = mixed({"a": 1, "b": 2, "d": 1}, stop=stop)
-    iterator = iter(whole)
-    for _ in range(2):
-        next(iterator)
-    whole.change_weights({"a": 1, "b": 5, "d": 0})
-    next(iterator)
-    without = mixed({"a": 1, "b": 2}, stop=stop)
-    without.load_state_dict(states(whole))
-    rest = [batch["x"].tolist() for batch in iterator]
-    assert [batch["x"].tolist() for batch in without] == rest
-    assert [[b["x"].tolist() for b in without] for _ in range(2)] == [
-        [b["x"].tolist() for b in whole] for _ in range(2)
-    ]
 
 
 def test_the_order_before_is_not_known_without_a_source_that_gave():

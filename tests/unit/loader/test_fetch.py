@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, SampleContext, WorkerError, decoding
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
-from dataload.executors import WorkerPosition, WorkerStatus
 from dataload.loader import failures as failures_module
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader, finish
-from dataload.loader.step import StepRange, StepWork, load_step
-from dataload.samplers import BatchPlan, BatchSampler, Sequential
+from dataload.loader.step import load_step
+from dataload.samplers import BatchPlan
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
 from dataload.transforms import compose
@@ -209,27 +208,6 @@ def test_decoding_is_a_stage_of_its_own(clock):
     assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
 
 
-def test_steps_read_together_share_the_time_of_each_stage(clock):
-    work = StepWork(fetcher(EncodedColumns(clock)), BatchSampler(sampler=Sequential(12), batch_size=4))
-    loaded = work(StepRange(0, 0, 0, 3), WorkerStatus()).loaded
-    third = 1 / 3
-    assert [step.spans for step in loaded] == [
-        [("read", pytest.approx(at), pytest.approx(at + third)), ("decode", pytest.approx(at + third), after)]
-        for at, after in ((0, pytest.approx(25 / 3)), (25 / 3, pytest.approx(50 / 3)), (50 / 3, pytest.approx(25)))
-    ]
-
-
-def test_the_status_tells_the_sample_that_a_transform_works_on():
-    trace, seen = StepTrace(), []
-
-    def look(sample):
-        seen.append(trace.status.position())
-        return sample
-
-    load_step(fetcher(transform=[look, look]), plan_of(5, 3), 4, trace)
-    assert seen == [WorkerPosition(4, 7, 5)] * 2 + [WorkerPosition(4, 7, 3)] * 2
-
-
 def test_transforms_of_a_sample_share_its_context_and_others_get_none():
     seen = []
 
@@ -244,38 +222,6 @@ def test_transforms_of_a_sample_share_its_context_and_others_get_none():
     load_step(fetcher(transform=[dict, first, dict, last]), plan_of(5, 3), 4, StepTrace())
     assert seen == [SampleContext(index, 4, 0) for index in (5, 5, 3, 3)]
     assert seen[0] is seen[1]
-
-
-def test_the_failing_transform_and_its_sample_are_named():
-    def second(sample):
-        return 1 / (sample["index"] - 3)
-
-    loader = Loader(SOURCE, batch_size=RECORDS, transform=[dict, second, str])
-    with pytest.raises(WorkerError, match=r"failed in transform '[\w.<>]*second' on index 3: ZeroDivisionError"):
-        list(loader)
-
-
-def test_tensors_of_a_custom_collate():
-    torch = pytest.importorskip("torch")
-
-    def collate(samples):
-        x = torch.stack([torch.from_numpy(sample["x"]) for sample in samples])
-        return {
-            "x": x,
-            "turned": x.transpose(1, 2),
-            "pair": Pair(x[:, 0, 0], (x[:, :, 0], [s["text"] for s in samples])),
-        }
-
-    planner = streams(2)
-    with Loader(SOURCE, sampler=planner, collate=collate) as loader:
-        for batch, plan in zip(loader, planner.plans(range(planner.steps(0)), epoch=0), strict=True):
-            assert batch["x"].shape == (3, 2, 2, 3)
-            assert batch["turned"].shape == (3, 2, 3, 2)
-            assert batch["x"][:, :, 0, 0].tolist() == plan.indices.reshape(3, 2).tolist()
-            assert type(batch["pair"]) is Pair
-            assert torch.equal(batch["pair"].one, batch["x"][:, :, 0, 0])
-            assert batch["pair"].two[0].shape == (3, 2, 2)
-            assert batch["pair"].two[1] == [[f"r{i}" for i in row] for row in plan.indices.reshape(3, 2).tolist()]
 
 
 def chunked(rows=3, chunk=2, **settings):

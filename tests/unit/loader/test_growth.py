@@ -266,28 +266,6 @@ def test_configs_build_their_samplers_again(tmp_path, kind):
         assert sorted(found(loader)) == [*range(1, 60)]
 
 
-def test_ranks_that_are_known_later(tmp_path, monkeypatch):
-    """The order from before is planned again for the ranks that a launcher names."""
-    add(tmp_path, 0, 20)
-    with dataload.open(tmp_path) as source:
-        (loader,) = built(source, 1, 4, shuffle=True)
-        first = take([loader], 2)
-        state = loader.state_dict()
-    add(tmp_path, 20, 26)
-    served = []
-    with dataload.open(tmp_path) as source:
-        for rank in range(2):
-            with monkeypatch.context() as patch:
-                loader = Loader(source, global_batch_size=4, shuffle=True, seed=3, tail="pad")
-                loader.load_state_dict(state, on_growth="finish")
-                patch.setenv("RANK", str(rank))
-                patch.setenv("WORLD_SIZE", "2")
-                assert len(loader) == 5
-                served += take([loader])
-                loader.close()
-    assert sorted(first + served) == [*range(20)]
-
-
 def streams(count, **options):
     lists = [[100 * i + j for j in range(i % 3 + 1)] for i in range(count)]
     return MultiStreamLoader(iter, lists, seed=5, **{"batch_size": 2, "mode": "split", **options})

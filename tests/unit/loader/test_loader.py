@@ -93,18 +93,6 @@ def test_columns_are_read_without_samples_unless_something_needs_samples():
         list(Loader(Columns(4), batch_size=2, transform=dict))
 
 
-@WORKERS
-def test_transforms_collate_and_batch_transform_in_turn(workers):
-    stages = {
-        "fields": ["index"],
-        "transform": [lambda s: s["index"] + 10, lambda x, context: (x, context.index)],
-        "collate": list,
-        "batch_transform": tuple,
-    }
-    with Loader(Counting(5), batch_size=2, num_workers=workers, **stages) as loader:
-        assert list(loader) == [((10, 0), (11, 1)), ((12, 2), (13, 3)), ((14, 4),)]
-
-
 def test_a_rank_without_rows_gets_an_empty_batch_of_the_same_form():
     source = MemorySource({"x": np.zeros((9, 2), np.float32), "name": list("abcdefghi")})
     loaders = [Loader(source, batch_size=2, rank=r, world_size=4, tail="partial") for r in range(4)]
@@ -112,18 +100,6 @@ def test_a_rank_without_rows_gets_an_empty_batch_of_the_same_form():
     assert [len(batch["name"]) for batch in last] == [1, 0, 0, 0]
     assert [batch["x"].shape for batch in last] == [(1, 2), (0, 2), (0, 2), (0, 2)]
     assert last[1]["x"].dtype == np.float32
-
-
-def test_padded_batches_of_samples_without_fields():
-    batches = [(b["data"], b["valid"].tolist()) for b in Loader([b"a", b"b", b"c"], batch_size=2, tail="pad")]
-    assert batches == [([b"a", b"b"], [True, True]), ([b"c", b"c"], [True, False])]
-
-
-def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert indices(Loader(RangeSource(4), batch_size=2)) == [[1, 3]]
-    assert indices(Loader(RangeSource(4), batch_size=2, rank=0, world_size=1)) == [[0, 1], [2, 3]]
 
 
 def test_plain_lists_and_arrays_are_sources():
@@ -420,14 +396,12 @@ def test_a_source_that_was_not_entered_fails_with_what_to_do():
 # Padding
 
 
-@forks
-@CREWS
+@pytest.mark.parametrize("crew", [{}, {"num_workers": 2}], ids=str)
 def test_a_loader_warns_once_of_padding_without_a_value(crew):
     order = {"sampler": PackedBatchSampler(sampler=Sequential(8), lengths=[1, 2] * 4, row_length=4, batch_size=1)}
     for settings in ({"collate": BOTH, "batch_size": 2}, order):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            warnings.simplefilter("ignore", DeprecationWarning)
             with Loader(TOKENS, **settings, **crew) as loader:
                 for _ in range(2):
                     list(loader)
@@ -435,11 +409,6 @@ def test_a_loader_warns_once_of_padding_without_a_value(crew):
         texts = [str(each.message)[:67] for each in warned]
         assert texts == ["padding fills the integer fields labels, tokens with 0, which a los"]
         assert warned[0].filename == __file__
-
-
-def test_pad_values_of_a_loader():
-    with Loader(TOKENS, batch_size=2, collate=BOTH, pad_value={"labels": -100}) as loader:
-        assert next(iter(loader))["labels"].tolist() == [[0, -100], [0, 1]]
 
 
 # Resuming
@@ -585,9 +554,8 @@ def test_an_unordered_state_with_gaps_is_of_one_step_size():
 
 
 @forks
-@ORDER
-def test_processes_outlive_epochs(in_order):
-    settings = {"num_workers": 2, "transform": with_process, "in_order": in_order, **FORKED}
+def test_processes_outlive_epochs():
+    settings = {"num_workers": 2, "transform": with_process, **FORKED}
     with Loader(RangeSource(40), batch_size=2, **settings) as loader:
         processes = {i for _ in range(3) for batch in loader for i in batch["process"].tolist()}
     assert len(processes) == 2

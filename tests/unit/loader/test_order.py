@@ -114,12 +114,6 @@ def test_a_launcher_is_asked_for_the_rank_when_the_first_batch_is_wanted(monkeyp
     assert first_rows(loader) == [1, 3], "a rank that was used never changes"
 
 
-def test_a_job_of_one_process_needs_no_rank(monkeypatch):
-    """Lightning leaves such a WORLD_SIZE behind."""
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
-
-
 def test_a_state_that_was_loaded_before_the_rank_was_known_is_dealt_to_the_ranks(monkeypatch):
     saved = Loader(RangeSource(12), batch_size=2, rank=0, world_size=1)
     next(iter(saved))
@@ -189,12 +183,6 @@ def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 2
-
-
-@pytest.mark.parametrize("known", [{}, {"client": 1}, {"started": True}, {"backend": 8}])
-def test_a_jax_program_of_one_process_needs_none(monkeypatch, known):
-    pretend_jax(monkeypatch, **known)
-    assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 1
 
 
 def test_ranks_share_a_global_batch_equally():

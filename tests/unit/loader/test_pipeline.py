@@ -90,16 +90,6 @@ def places(delivery, count):
     return [(loaded.epoch, loaded.step) for loaded in itertools.islice(iter(delivery.__next__, None), count)]
 
 
-def test_steps_come_in_order_and_are_begun_ahead_across_the_epoch():
-    workers = Workers()
-    delivery = deliver(workers)
-    every = [(epoch, step) for epoch in range(3) for step in range(4)]
-    assert places(delivery, 3) == every[:3]
-    assert [(job.epoch, job.start) for job in workers.jobs] == every[:6]
-    assert places(delivery, 9) == every[3:]
-    assert all(job.stop == job.start + 1 for job in workers.jobs)
-
-
 def test_goes_on_where_the_consumer_stands_with_what_it_lacks_first():
     for in_order in (True, False):
         workers = Workers(order=[(5, 0), (5, 2), (5, 3), (6, 0)])
@@ -121,14 +111,6 @@ def test_what_is_read_ahead_is_what_the_consumer_lacks():
     assert lengths == [2**17] * 7 + [10**6 - 7 * 2**17]
 
 
-def test_steps_that_come_as_they_are_made_stay_within_their_epoch():
-    workers = Workers(order=[(0, 2), (1, 0), (0, 3), (0, 0), (0, 1)])
-    delivery = deliver(workers, pace=paced(), in_order=False, window=10)
-    assert places(delivery, 5) == [(0, 2), (0, 3), (0, 0), (0, 1), (1, 0)]
-    # Ten jobs ahead of the one that was waited for: those of the next epochs were begun, and waited for their turn.
-    assert (2, 3) in {(job.epoch, job.start) for job in workers.jobs}
-
-
 def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
     workers = Workers(nbytes=100, seconds=1e-6)
     planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
@@ -140,14 +122,6 @@ def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
         most = max(most, begun - received)
     assert 50 < most < 100
     assert max(job.stop - job.start for job in workers.jobs) == 20  # five jobs may be there at once
-
-
-@pytest.mark.parametrize("window", [2, 3])
-def test_one_step_is_ahead_if_there_is_no_room_for_more(window):
-    workers = Workers(nbytes=100)
-    delivery = deliver(workers, pace=paced(), window=window, max_bytes=150)
-    places(delivery, 3)
-    assert delivery.in_flight() == workers.in_flight() == 1
 
 
 class Losing(Workers):
@@ -296,15 +270,6 @@ class Recorded:
         return Result()
 
 
-def test_the_consumer_helps_with_tasks_of_a_millisecond_also_if_they_are_one_large_step():
-    sizer = TaskSizer()
-    assert not sizer.is_quick(), "unknown before the first task"
-    for seconds, quick in ((1e-3, True), (1e-5, True), (1e-2, False), (1e-2, False), (2e-3, True)):
-        sizer.learn(1, seconds, 7 << 20)
-        assert sizer.is_quick() == quick
-        assert len(next(sizer.groups(range(9), lambda: 9))) == 1
-
-
 def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait():
     submit = Recorded()
     submit.first_ends_after = 2
@@ -314,14 +279,6 @@ def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait
     assert next(results) == 1  # finished: no help is needed
     assert submit.helped == [1, 2]
     results.close()
-
-
-def test_a_group_is_no_larger_than_there_is_room_for_but_one_step():
-    assert TaskSizer().step_bytes is None
-    pace = paced(4, 1e-6, 100, times=6)
-    assert pace.step_bytes == 25
-    rooms = iter([10, 3, 0, -5, 100])
-    assert list(map(len, pace.groups(range(100), lambda: next(rooms, 100)))) == [10, 3, 1, 1, 64, 21]
 
 
 def size_of(sizer, room=1000):

@@ -4,13 +4,11 @@ import contextlib
 import functools
 import gc
 import os
-import re
 import signal
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +25,6 @@ from dataload.loader.fetch import BatchLoader
 from dataload.loader.step import load_step
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
-from dataload.streams import StreamSampler
 from dataload.transforms import compose
 
 LENGTH = 12
@@ -178,21 +175,6 @@ def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, 
     assert not set(source.seen) & excluded
 
 
-@KINDS
-def test_what_is_not_excluded_is_read_in_one_go(kind):
-    for action in ("raise", "skip", "replace"):
-        source = kind([11])
-        assert rows(fetcher(source, action, exclude=[11])(plan([3, 1, 3]), 0)) == source.seen == [3, 1, 3]
-    for action in ("raise", "skip"):
-        source = kind()
-        assert rows(fetcher(source, action, exclude=[0])(plan([1, 0, 2]), 0)) == source.seen == [1, 2]
-    source = kind()
-    first, middle, last = rows(fetcher(source, "replace", exclude=[0])(plan([1, 0, 2]), 0))
-    assert (first, last) == (1, 2)
-    assert middle in (1, 2)
-    assert source.seen == [1, middle, 2]
-
-
 def test_many_bad_records_at_the_front_do_not_hide_the_fields():
     source = Plain(range(9_000), 10_000)
     assert rows(fetcher(source, "skip")(plan([5]), 0)) == []
@@ -234,30 +216,6 @@ def test_packed_rows_get_gaps(action):
     assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(1, None)]
 
 
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_packed_rows_without_a_good_record_are_filling(action):
-    fetch = fetcher(MemorySource(sequences()), action, transform=raising(0, 1, 2, 3), collate=Pack(pad_value=-1))
-    for step in (packed([0, 1, 2, 3]), packed([])):
-        batch = fetch(step, 0)
-        assert batch["t"].tolist() == [[-1] * 6] * 2
-        assert batch["segment_ids"].tolist() == batch["position_ids"].tolist() == [[0] * 6] * 2
-
-
-@pytest.mark.parametrize("action", ["skip", "replace"])
-@pytest.mark.parametrize("bad", [(), (1,)])
-def test_what_is_no_records_fault_is_raised(action, bad):
-    def fail(_):
-        raise ValueError("not so")
-
-    for name in ("collate", "batch_transform"):
-        trace = StepTrace()
-        with pytest.raises(WorkerError, match=rf"step 7 of epoch 0 failed in {name}: ValueError: not so\n"):
-            fetcher(Plain(bad), action, **{name: fail})(plan([0, 1, 2]), 0, trace)
-    unequal = MemorySource([{"x": np.zeros(n)} for n in (1, 2, 3)])  # stacked while they are read
-    with pytest.raises(WorkerError, match=r"failed in read: ConfigError: cannot stack field 'x'"):
-        fetcher(unequal, action)(plan([0, 1]), 0)
-
-
 @pytest.mark.parametrize(
     "error", [MissingDependencyError("needs lmdb", name="lmdb"), ClosedSourceError("it is closed")], ids=repr
 )
@@ -287,18 +245,6 @@ def test_the_record_that_failed_is_named(kind):
     assert (caught.value.step, caught.value.epoch, caught.value.indices) == (7, 2, (5, 1, 4, 3))
     assert "in __getitem__" in caught.value.traceback_text
     assert "StageError" not in caught.value.traceback_text
-
-
-def test_the_place_of_a_record_is_told():
-    class Placed(Columns):
-        def _locate(self, index):
-            return super()._locate(index)._replace(shard="b.bin", key="k\x1b3")
-
-    with pytest.raises(WorkerError, match=re.escape("\n  location: b.bin, record 3, key 'k\\x1b3'\n")):
-        fetcher(Placed([3]))(plan([2, 3]), 0)
-    trace = StepTrace()
-    fetcher(Placed([3]), "skip")(plan([2, 3]), 0, trace)
-    assert [(bad.shard, bad.record, bad.key) for bad in trace.bad] == [("b.bin", 3, "k\x1b3")]
 
 
 def test_what_is_kept_of_a_bad_record():
@@ -392,14 +338,6 @@ def test_what_cannot_be_done_is_told(source, settings, indices, message):
     with pytest.raises(WorkerError, match=message) as caught:
         fetcher(source, **settings)(plan(indices), 2)
     assert (caught.value.step, caught.value.epoch) == (7, 2)
-
-
-def test_a_record_that_is_not_given_is_a_bad_one():
-    trace = StepTrace()
-    assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
-    assert [bad.index for bad in trace.bad] == [2]
-    with pytest.raises(WorkerError, match=NO_FIELDS):
-        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -637,33 +575,3 @@ def test_rows_of_streams_keep_their_places(
     reported = {bad.index: bad.replaced_by for bad in trace.bad}
     assert reported == {index: mapping[index] if replaces else None for index in wanted & failing_ones}
     assert not set(source.seen) & excluded
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("settings", [{"on_error": "skip"}, {"exclude": [3, 4, 9]}, {"on_error": "replace"}])
-def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
-    streams = StreamSampler(sequence_lengths=[LENGTH], rows=2, chunk=3)
-    source = Plain(() if "exclude" in settings else (3, 4, 9))
-    good = np.array([[False, False, True], [False, True, True]])
-    with Loader(source, sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
-        for _ in range(2):
-            first, second = loader
-            assert (first["offset"].tolist(), second["offset"].tolist()) == ([0, 6], [3, 9])
-            assert first["index"].tolist() == [[0, 1, 2], [6, 7, 8]]
-            assert first["valid"].all()
-            assert second["index"][good].tolist() == [5, 10, 11]
-            assert np.array_equal(second["valid"], good | (settings.get("on_error") == "replace"))
-        assert loader.statistics().bad == (0 if "exclude" in settings else 6)
-
-
-def test_waits_and_decoding_are_spans_at_the_ends_of_their_stage(monkeypatch):
-    times = iter([10.0, 17.0, 20.0])
-    monkeypatch.setattr("dataload.loader.failures.perf_counter", lambda: next(times))
-    trace = StepTrace()
-    trace.clock = SimpleNamespace(take_seconds=lambda: 2.0, take_wait=lambda: 3.0)
-    trace.enter("read")
-    trace.enter("collate")
-    trace.clock = SimpleNamespace(take_seconds=lambda: 0.0, take_wait=lambda: 0.0)
-    trace.leave()
-    spans = [("download", 10.0, 13.0), ("read", 13.0, 15.0), ("decode", 15.0, 17.0), ("collate", 17.0, 20.0)]
-    assert trace.spans == spans

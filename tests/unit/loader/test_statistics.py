@@ -185,19 +185,6 @@ def test_any_script_against_plain_sums(seed, in_order):
         assert found.stages[stage].seconds == pytest.approx(0.5 * len(served))
 
 
-def test_workers_count_for_as_long_as_they_are_in_use():
-    clock = Clock()
-    made = recorder(clock)
-    made.resume()
-    consume(made, clock, 0.0, 2.0, Step())  # the first wait does not count
-    for start, workers in ((2.0, 3), (5.0, 0), (9.0, 2)):
-        consume(made, clock, start + 1.5, start + 2.0, Step())
-        made.end_use(workers)
-    consume(made, clock, 14.0, 14.5, Step())
-    # Until 4.0, 7.0 and 11.0, and then until 14.5.
-    assert made.snapshot(4).worker_seconds == 3 * 2.0 + 0 * 3.0 + 2 * 4.0 + 4 * 3.5
-
-
 def test_since_is_what_came_after():
     clock = Clock()
     made = recorder(clock)

@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload import WorkerError, default_collate
-from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition, WorkerStatus
+from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition
 from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
-from dataload.streams.rows import RowPosition, RowStart, SequenceOrder, StreamSpec
-from dataload.transforms import NamedTransform
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
@@ -73,40 +71,6 @@ def test_groups_of_any_size_equal_groups_of_one_also_after_a_resume(case, sizes,
             step = data.draw(st.integers(0, len(states) - 1))
             found = outcome(case, len(expected) - step - 1, epochs=1, state=json.loads(states[step]))
             assert found == expected[step + 1 :]
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("size", [2, 7, 64])
-def test_a_stream_has_a_state_after_each_step_of_a_group(size, num_workers):
-    settings = {"batch_size": 2, "mode": "split", "shuffle": False, "num_workers": num_workers}
-    with groups_of(size), MultiStreamLoader(streams.Counting, [10, 6], **settings) as loader:
-        found = [(batch["x"].tolist(), loader.state_dict()) for batch in loader]
-        assert [state["streams"] for _, state in found[:6]] == [[{"next": step}] * 2 for step in range(1, 7)]
-        for step, (_, state) in enumerate(found[:-1], start=1):
-            loader.load_state_dict(state)
-            assert [batch["x"].tolist() for batch in loader] == [batch for batch, _ in found[step:]]
-
-
-def plan_of(rows):
-    make, order = NamedTransform(streams.break_at_3, "make", False), SequenceOrder(rows, rows, "split", False, 0)
-    return StreamSpec(make, [7] * rows, order, 1, "next", True)
-
-
-def test_times_are_those_of_the_rows_and_of_the_stages(monkeypatch):
-    """The clock counts its readings, one at the begin, one after each row, and one after the stacking."""
-    monkeypatch.setattr(workers, "perf_counter", itertools.count(1.0).__next__)
-    monkeypatch.setattr(workers, "_MOST_SECONDS", 8.0)  # a step takes five readings
-    work = workers.RowWork(plan_of(3), 0, range(3))
-    task = RowTask(0, 0, 0, (RowStart(RowPosition(0, 0, 0)),) * 3, 9)
-    found = work(task, WorkerStatus())
-    assert found.times.tolist() == [[2, 3, 4, 5], [8, 9, 10, 11]]
-    assert found.spans == [[("read", 2, 5), ("collate", 5, 6)], [("read", 8, 11), ("collate", 11, 12)]]
-    assert found.total_seconds == 12
-    work(task._replace(most=1), WorkerStatus())
-    failed = work(task, WorkerStatus())
-    assert failed.spans == [[("read", 22, 23)]], "the first row fails"
-    assert [failure.step for failure in failed.failures] == [3]
-    assert work(task, WorkerStatus()).spans == [], "an error ends the session"
 
 
 class Losing(SerialExecutor):
@@ -216,8 +180,3 @@ def test_merged_steps_are_cut_into_what_they_were(samples):
         if expected.count:
             both = [repr((each.columns, each.form, each.samples)) for each in (found, expected)]
             assert both[0] == both[1]
-
-
-def test_steps_that_are_alike_are_merged():
-    assert [each.columns.tolist() for each in merge([stack([1, 2]), stack([]), stack([3])])] == [[1, 2, 3]]
-    assert len(merge([stack([1, 2]), stack([2**63])])) == 2

@@ -241,13 +241,6 @@ def resumed(state, **settings_):
 # --- the order -----------------------------------------------------------------------------------------------------
 
 
-def test_orders_are_those_of_this_version():
-    """They are part of every saved state: another order needs another ORDER_VERSION."""
-    orders = [SequenceOrder(8, 2, mode, True, 0) for mode in ("independent", "split")]
-    found = [order.find(row, 1, np.arange(order.count(row))).tolist() for order in orders for row in (0, 1)]
-    assert found == [[1, 2, 5, 6, 7, 0, 4, 3], [0, 7, 2, 1, 4, 5, 3, 6], [2, 7, 4, 0], [5, 6, 3, 1]]
-
-
 # --- what samples and batches may be -------------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "a b")
@@ -308,32 +301,6 @@ def test_blanks_are_zeros_empty_text_or_none(samples, blank):
         found = join([*parts, stack([])], np.array([False, True, True, False]))
         assert list(found) == [blank, *samples, blank]
         assert type(found) is type(default_collate(samples))
-
-
-def test_tuples_dicts_and_chunks():
-    def make(n):
-        return ((i, {"t": f"{n}{i}"}) for i in range(3))
-
-    with MultiStreamLoader(make, ["a", "b"], chunk=2, **ROWS) as loader:
-        first, second = loader
-    numbers, texts = first["data"]
-    assert numbers.tolist() == [[0, 1], [0, 1]]
-    assert texts == {"t": [["a0", "a1"], ["b0", "b1"]]}
-    assert second["data"][0].tolist() == [[2, 0], [2, 0]]
-    assert second["data"][1] == {"t": [["a2", ""], ["b2", ""]]}
-    assert second["valid"].tolist() == [[True, False]] * 2
-    assert second["offset"].tolist() == [2, 2]
-
-
-def test_a_collate_of_the_users_gets_all_samples_in_the_consumers_thread():
-    calls = []
-
-    def collate(samples):
-        calls.append((threading.current_thread(), samples))
-        return np.array(samples)
-
-    assert run(iter, [[1, 2, 3], [4, 5]], collate=collate, num_workers=2) == [[1, 4], [2, 5], [3, 0]]
-    assert calls == [(threading.current_thread(), s) for s in ([1, 4], [2, 5], [3, 0])]
 
 
 def test_collate_policies_see_the_whole_batch():
@@ -404,19 +371,6 @@ def test_the_context_gives_the_same_numbers_with_other_workers_and_after_a_resum
 # --- iteration -----------------------------------------------------------------------------------------------------
 
 
-def test_without_end_another_for_goes_on_and_keeps_the_streams():
-    made = []
-
-    def make(n):
-        made.append(n)
-        return iter(range(1000 * n, 1000 * n + 1000))
-
-    with MultiStreamLoader(make, range(2), batch_size=1, shuffle=False) as loader:
-        assert [take(loader, 5) for _ in range(3)] == [[[i] for i in range(5 * n, 5 * n + 5)] for n in range(3)]
-        assert (loader.epoch, loader.step) == (0, 15)
-    assert made == [0]
-
-
 def test_in_split_another_for_is_the_next_epoch_also_after_a_break():
     settings_ = {"batch_size": 2, "mode": "split", "seed": 1}
     with MultiStreamLoader(iter, LISTS, epochs=3, **settings_) as loader:
@@ -433,22 +387,6 @@ def test_in_split_another_for_is_the_next_epoch_also_after_a_break():
         assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, epoch 3, step 0)"
     with MultiStreamLoader(iter, LISTS, num_workers=2, **settings_) as loader:
         assert [plain(next(iter(loader))) for _ in range(2)] == [first, second]
-
-
-def test_a_state_behind_the_last_step_gives_the_next_epoch():
-    settings_ = {"batch_size": 2, "mode": "split", "epochs": 2}
-    with MultiStreamLoader(iter, LISTS, **settings_) as loader:
-        states = [loader.state_dict() for _ in loader]
-        end = loader.state_dict()
-        second = take(loader)
-        states += [loader.state_dict()]
-    for state in (states[-2], end):
-        with MultiStreamLoader(iter, LISTS, **settings_) as loader:
-            loader.load_state_dict(state)
-            assert take(loader) == second
-            assert list(loader) == []
-            loader.load_state_dict(states[-1])
-            assert list(loader) == []
 
 
 def test_set_epoch():
@@ -554,15 +492,6 @@ def test_the_chunk_may_change_at_a_resume():
     with MultiStreamLoader(iter, LISTS, batch_size=2, chunk=2) as loader:
         loader.load_state_dict(state)
         assert joined(loader, 6) == rest
-
-
-def test_sequences_with_a_fingerprint_are_known_by_it():
-    class Files(list):
-        def fingerprint(self):
-            return "these files"
-
-    with MultiStreamLoader(iter, Files(LISTS), batch_size=2) as loader:
-        assert loader.state_dict()["sequences"] == "these files"
 
 
 @contextlib.contextmanager
@@ -819,24 +748,6 @@ def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_th
             break
     assert Counter(opened) == Counter(closed) == Counter(ended)
     assert len(opened) > 7
-
-
-def test_what_is_not_begun_when_a_loop_ends_is_not_made():
-    go_on, made = threading.Event(), Counter()
-
-    def make(n):
-        generator = len(made)
-        for number in range(100):
-            made[generator] += 1
-            if number == 3:
-                go_on.wait(10)
-            yield number
-
-    with groups_of(1), MultiStreamLoader(make, [0], batch_size=1, mode="split", prefetch=20) as loader:
-        for _ in range(2):
-            assert next(iter(loader))["data"].tolist() == [0]
-            go_on.set()
-        assert made[0] <= 4
 
 
 @pytest.mark.parametrize("fails", [False, True])

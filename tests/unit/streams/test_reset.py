@@ -38,22 +38,6 @@ def test_the_mask_goes_to_the_device_of_the_state():
         assert found.tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
-@pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["numpy", "torch"])
-@pytest.mark.parametrize(("shape", "axis"), [((3, 4), 0), ((2, 3, 4), 1), ((2, 4, 3), -1), ((3,), 0)])
-def test_the_rows_may_be_any_axis(make, shape, axis):
-    found = np.asarray(reset_state(make(shape), FIRST, axis=axis))
-    assert found.shape == shape
-    rows = np.moveaxis(found, axis, 0).reshape(3, -1)
-    assert rows.tolist() == [[0 if first else 1] * rows.shape[1] for first in FIRST]
-
-
-@pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["numpy", "torch"])
-def test_of_a_chunk_the_first_place_counts(make):
-    flags = np.array([[True, False], [False, True], [True, True]])
-    for given in (flags, torch.from_numpy(flags)):
-        assert reset_state(make((3, 1)), given).tolist() == [[0], [1], [0]]
-
-
 def test_states_inside_of_others_keep_their_kind():
     ones = np.ones((3, 1))
     state = {"layers": [Pair(ones, None), (ones, torch.ones(3, 2))], "deep": {"x": (ones,)}, "none": None}
@@ -81,12 +65,3 @@ def test_an_initial_state_may_be_learned():
     assert torch.equal(kept, state)
     kept.sum().backward()
     assert state.grad.tolist() == [[1, 1], [2, 2], [1, 1]]
-
-
-def test_an_initial_state_has_no_say_in_the_dtype():
-    rows = np.array([[5.0, 6.0]])
-    assert reset_state(np.ones((3, 2), np.float16), FIRST, initial=rows).dtype == np.float16
-    for initial in (rows, torch.from_numpy(rows)):
-        found = reset_state(torch.ones(3, 2, dtype=torch.float16), FIRST, initial=initial)
-        assert found.dtype == torch.float16
-        assert found.tolist() == [[5, 6], [1, 1], [5, 6]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, MemorySource, StateMismatchError, WorkerError
+from dataload import ConfigError, MemorySource, StateMismatchError
 
 torch = pytest.importorskip("torch")
 
@@ -465,16 +465,6 @@ def test_the_loader_keeps_no_batch_that_the_loop_has_dropped(stream):
 class Iterated(data.IterableDataset):
     def __iter__(self):
         return iter(range(4))
-
-
-def test_errors_name_the_record():
-    def fail(index):
-        return 1 // (5 - index)
-
-    loader = DataLoader(Made(fail), 2)
-    with pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in read on index 5: .*division") as caught:
-        list(loader)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_pinned_batches_keep_their_types(monkeypatch):

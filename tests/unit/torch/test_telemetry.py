@@ -10,9 +10,7 @@ torch = pytest.importorskip("torch")
 import dataload  # noqa: E402 - skipped where torch is missing
 from dataload import Loader, RangeSource, WorkerError  # noqa: E402
 from dataload.loader.statistics import StageStatistics, Statistics  # noqa: E402
-from dataload.streams import MultiStreamLoader  # noqa: E402
 from dataload.torch import (  # noqa: E402
-    DataLoader,
     DeviceLoader,
     RankStatistics,
     statistics,
@@ -33,27 +31,6 @@ def waits(act, name="dataload.wait"):
 def read(loader):
     for _ in loader:
         torch.zeros(4).add_(1)
-
-
-LOADERS = {
-    "loader": lambda: Loader(RangeSource(8), batch_size=2, num_workers=1),
-    "streams": lambda: MultiStreamLoader(iter, [[1, 2, 3, 4]], batch_size=1, mode="split"),
-    "torch's": lambda: DataLoader(list(range(8)), batch_size=2),
-    "on a device": lambda: DeviceLoader(Loader(RangeSource(8), batch_size=2), "cpu"),
-}
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_each_wait_is_a_range(kind):
-    loader = LOADERS[kind]()
-    assert waits(lambda: read(loader)) == []
-    with wait_ranges(loader):
-        # The streams find that an epoch is over by asking for one step more.
-        assert len(waits(lambda: read(loader))) in ((4, 5) if kind == "streams" else (4,))
-    with wait_ranges(loader, "data"):
-        assert waits(lambda: read(loader), "data")
-    assert waits(lambda: read(loader)) == []
-    loader.close()
 
 
 def test_ranges_do_not_overlap_with_the_work_of_the_model():

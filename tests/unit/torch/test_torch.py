@@ -140,17 +140,6 @@ def test_torchs_own_loader_reads_in_batches(source):
     assert batches[2]["name"] == ["i", "j"]
 
 
-def test_a_source_needs_no_wrapping(source, tmp_path):
-    with dataload.create(tmp_path / "a.syr") as writer:
-        writer.extend(source)
-    opened = dataload.open(tmp_path / "a.syr")
-    for workers in (0, 2):
-        loader = torch.utils.data.DataLoader(
-            opened, batch_size=5, num_workers=workers, multiprocessing_context="fork" if workers else None
-        )
-        assert torch.equal(torch.cat([batch["y"] for batch in loader]), torch.arange(10))
-
-
 def test_a_dataset_with_a_transform(source):
     dataset = SourceDataset(source, transform=lambda record: record["y"] * 2)
     assert len(dataset) == 10

@@ -9,7 +9,6 @@ from fault_proxy import Faults
 from remote_sets import FORMATS, proxied, sampled, write_shards
 
 import dataload
-from dataload.analysis.timeline import record_timeline
 from dataload.convert.indexing import index_shards
 from dataload.samplers import ShardSequential
 
@@ -83,21 +82,6 @@ def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
     assert 0 <= used - nbytes < 0.1 * nbytes  # other fields, and in shards the tables
 
 
-@pytest.mark.parametrize(("workers", "name"), each_worker(["syr", "lmdb"], "lmdb", "syr", "lmdb"))
-def test_shards_that_are_in_the_cache(bucket, proxy, tmp_path, workers, name):
-    found = []
-    for _ in range(2):
-        with opened(proxy, url_of(bucket, name), cache=tmp_path) as source:
-            for _ in range(2):
-                with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
-                    list(loader)
-                    found.append(loader.statistics().downloads)
-    first = 0 if name == "syr" else SHARDS  # LMDB is downloaded when it is opened
-    assert (found[0].shards_found, found[0].shards_downloaded) == (first, SHARDS - first)
-    assert [(each.shards_found, each.shards_downloaded) for each in found[1:]] == [(SHARDS, 0)] * 3
-    assert [(each.requests, each.nbytes) for each in found[1:]] == [(0, 0)] * 3
-
-
 @pytest.mark.parametrize("kind", ["busy", "cut", "short"])
 def test_faults(bucket, proxy, tmp_path, kind):
     with opened(proxy, url_of(bucket), cache=tmp_path, part_bytes=20_000) as source:
@@ -112,70 +96,6 @@ def test_faults(bucket, proxy, tmp_path, kind):
     assert (found.downloads.wasted_bytes > 0) == (kind == "short")  # of small answers that are cut, nothing arrives
     if kind == "busy" and found.wait_share > 0.05:
         assert "the store throttles" in found.verdict
-
-
-@pytest.mark.parametrize("name", ["syr", "lmdb"])
-def test_a_cache_that_is_too_small(bucket, proxy, tmp_path, name):
-    """At most three of six shards stay from epoch to epoch, and an evicted one that a reader has open; where downloads
-    lag, all but LMDB is read by range."""
-    size = {"syr": 100_000, "lmdb": 180_000}[name]
-    with (
-        opened(proxy, url_of(bucket, name), cache=tmp_path, budget=3 * size) as source,
-        dataload.Loader(source, **in_order(epochs=3)) as loader,
-    ):
-        for _ in range(3):
-            list(loader)
-        found = loader.statistics().downloads
-    assert found.nbytes >= (3 * SHARDS - 2 * 4 - found.shards_found) * RECORDS * BYTES
-    if name == "lmdb":  # all shards were downloaded when they were opened
-        assert found.shards_downloaded == found.shards_again >= 3 * (SHARDS - 4)
-    else:
-        assert (found.shards_found, max(SHARDS, found.shards_downloaded - found.shards_again)) == (0, SHARDS)
-
-
-@pytest.mark.parametrize(
-    ("workers", "mode"), sampled(itertools.product(WORKERS, ["ranges", "shards"]), [("threads", "shards")])
-)
-def test_a_slow_network_is_the_limit(bucket, proxy, tmp_path, workers, mode):
-    # With room for all shards, they would be there before worker processes are.
-    remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path, "budget": 200_000}
-    with opened(proxy, url_of(bucket), **remote, connections=2) as source:
-        proxy.faults = Faults(rate=200_000)
-        with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
-            list(loader)
-            found = loader.statistics()
-    assert found.stages["download"].seconds > 0.5 * found.wait_seconds
-    assert found.verdict.startswith("limit: download (")
-    assert "connections" in found.verdict
-    text = str(found)
-    assert "\n  download " in text
-    assert f"\n{found.downloads}\n" in text
-
-
-@pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "shards", "ranges", "ranges"))
-def test_the_timeline_has_the_requests(bucket, proxy, tmp_path, workers, mode):
-    remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path / "cache"}
-    with (
-        opened(proxy, url_of(bucket), **remote, connections=3) as source,
-        dataload.Loader(source, **in_order(**WORKERS[workers])) as loader,
-    ):
-        with record_timeline(loader) as timeline:
-            list(loader)
-        found = loader.statistics().downloads
-    assert len(timeline.requests) == found.requests
-    assert sum(each.ended - each.begun for each in timeline.requests) == pytest.approx(found.request_seconds)
-    assert not any(each.failed for each in timeline.requests)
-    timeline.save_trace(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
-    requests = [each for each in events if each.get("cat") == "request"]
-    assert len(requests) == found.requests
-    assert {names[each["tid"]] for each in requests} == {f"connection {n}" for n in range(len(timeline.connections))}
-    assert all(each["name"].startswith("read bytes ") and bucket in each["name"] for each in requests)
-    before = len(timeline.requests)
-    with opened(proxy, url_of(bucket)) as other:
-        other[0]
-    assert len(timeline.requests) == before
 
 
 def inspect(proxy, monkeypatch, cache, url, *arguments):

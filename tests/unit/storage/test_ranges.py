@@ -24,8 +24,3 @@ def test_ranges_are_where_the_positions_say(pairs, gap):
         # no run of bytes that nobody asked for is longer than the gap
         unasked = np.diff(np.flatnonzero(np.concatenate(([True], asked[start:stop], [True])))) - 1
         assert unasked.max() <= gap
-
-
-def test_one_length_for_all():
-    runs = merge_ranges(np.array([100, 0, 50]), 50, 0)
-    assert (runs.starts.tolist(), runs.stops.tolist(), runs.positions.tolist()) == ([0], [150], [100, 0, 50])

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from dataload.errors import ChangedFileError, CorruptFileError, MachineError
 from dataload.storage.core import core, core_name
-from dataload.storage.local import files
 from dataload.storage.local import record_files as mapped
-from dataload.storage.local import record_files as unmapped
-from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.record_files import MappedFile, UnmappedFile
 from dataload.storage.record_file import reading_tables
 
@@ -46,12 +43,6 @@ def slices(offsets, lengths):
     return [CONTENT[o : o + n] for o, n in zip(offsets.tolist(), np.broadcast_to(lengths, offsets.shape), strict=True)]
 
 
-@pytest.mark.parametrize(("core_maps", "kind"), [(True, MappedFile), (False, UnmappedFile)])
-def test_files_are_mapped_only_where_that_is_safe(path, monkeypatch, core_maps, kind):
-    monkeypatch.setattr(files, "can_map", lambda: core_maps)
-    assert type(LocalStorage().map(path)) is kind
-
-
 @given(data=st.data(), length=st.one_of(st.integers(0, 40), st.sampled_from([4096, 8192, 69_990])))
 def test_gather_equals_slices(path, data, length):
     offsets = np.array(data.draw(st.lists(st.integers(0, len(CONTENT) - length), max_size=12)), np.int64)
@@ -59,19 +50,6 @@ def test_gather_equals_slices(path, data, length):
         got = kind(path).gather(offsets, length)
         assert (got.shape, got.dtype, got.flags.c_contiguous) == ((len(offsets), length), np.uint8, True)
         assert [row.tobytes() for row in got] == slices(offsets, length)
-
-
-@each
-@pytest.mark.parametrize(("rows", "length"), [(1, 8), (40, 2000), (40, 2050), (300, 1024), (600, 1024)])
-def test_gather_every_equals_slices(path, kind, rows, length):
-    """Records at even distances, which overlap or leave gaps."""
-    start = 7
-    for stride in (1, 100, 3000):
-        count = (len(CONTENT) - start - length) // stride + 1
-        indices = np.append(np.random.default_rng(rows).integers(0, count, rows - 1), count - 1)
-        got = kind(path).gather_every(start, stride, length, indices)
-        assert (got.shape, got.dtype, got.flags.writeable) == ((rows, length), np.uint8, True)
-        assert got.tobytes() == b"".join(slices(start + indices * stride, length))
 
 
 @given(ranges=st.lists(st.tuples(st.integers(0, 65_000), st.integers(0, 5000)), max_size=30))
@@ -163,18 +141,6 @@ def test_a_file_that_is_written_to_is_an_error(own, kind, read, data, offset):
     read(file, *rows)
 
 
-@each
-def test_a_file_that_is_replaced_or_deleted_is_no_concern(own, tmp_path, kind):
-    file = kind(str(own))
-    (tmp_path / "new").write_bytes(CONTENT[::-1])
-    os.chmod(own, 0o600)
-    os.link(own, tmp_path / "link")
-    os.replace(tmp_path / "new", own)
-    assert file.read(0, 9) == CONTENT[:9]
-    own.unlink()
-    assert file.read(0, 9) == CONTENT[:9]
-
-
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_fault_in_a_file_that_has_not_shrunk(own, monkeypatch, grown):
     """The disk has failed, or the file is of its old size again."""
@@ -213,23 +179,6 @@ def test_a_released_file_is_opened_again(own, kind):
         own.write_bytes(content)
         with pytest.raises(CorruptFileError, match=message):
             file.read(0, 1)
-
-
-def test_neighbours_are_read_together_and_short_reads_continued(path, monkeypatch):
-    preadv, calls, most = os.preadv, [], [1 << 20]
-
-    def short(descriptor, buffers, offset):
-        calls.append(offset)
-        return preadv(descriptor, [buffers[0][: most[0]]], offset)
-
-    monkeypatch.setattr(unmapped.os, "preadv", short)
-    file = UnmappedFile(path)
-    for offsets, expected in ((np.arange(200) * 300, 1), (np.array([0, 30_000, 60_000]), 3)):
-        calls.clear()
-        assert [row.tobytes() for row in file.gather(offsets, 300)] == slices(offsets, 300)
-        assert len(calls) == expected
-    most[0] = 100
-    assert file.read(10, 5000) == CONTENT[10:5010]
 
 
 @each

@@ -79,23 +79,6 @@ def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names,
     assert not [*(tmp_path / "jobs").iterdir()]
 
 
-def test_shards_are_downloaded_once_and_then_found(stored, tmp_path):
-    for found, downloaded in ((0, SHARDS), (SHARDS, 0)):
-        with opened(stored, "syr", tmp_path) as source, dataload.Loader(source, **SETTINGS) as loader:
-            assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
-            figures = loader.statistics().downloads
-        assert (figures.shards_found, figures.shards_downloaded, figures.shards_again) == (found, downloaded, 0)
-
-
-def test_a_shard_is_not_evicted_before_its_last_step(stored, tmp_path):
-    budget = 5 * stored["syr"][1] + 10
-    with opened(stored, "syr", tmp_path, budget=budget) as source, dataload.Loader(source, **SETTINGS) as loader:
-        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
-        figures = loader.statistics().downloads
-    assert figures.shards_downloaded > SHARDS * 3 // 4, "others would be read by range"
-    assert figures.shards_again == 0
-
-
 @pytest.mark.slow_suite
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
@@ -159,16 +142,3 @@ def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stor
         url = f"{stored['syr'][0].rpartition('/')[0]}/{path.name.partition('~')[0]}"
         client, key = client_of(url, Remote())
         assert path.read_bytes() == client.read(url, key, 1 << 20)[0], path.name
-
-
-def test_opening_tars_without_an_index_in_a_cache_with_room_for_some(tmp_path):
-    """Many threads download at once; those without room wait for the others."""
-    url = f"memory://ahead-{next(NUMBERS)}"
-    for shard in range(SHARDS):
-        path = tmp_path / f"part-{shard:02}.tar"
-        with dataload.create(path, index=False) as writer:
-            writer.extend({"n": RECORDS * shard + row} for row in range(RECORDS))
-        put(url, path)
-    remote = {"cache": tmp_path / "cache", "budget": 4 * path.stat().st_size + 10, "connections": 16}
-    with dataload.open(f"{url}/part-{{00..15}}.tar", remote=remote, decode="auto") as source:
-        assert len(source) == SHARDS * RECORDS

@@ -46,15 +46,6 @@ class Store:
             self.attempts.threads.shutdown()
 
 
-def test_a_failed_call_is_made_again_after_waits_that_double(monkeypatch):
-    store = Store(monkeypatch, failures.GenericError("status 503"), failures.GenericError("broke off"), OSError("x"))
-    assert store.read() == b"bytes"
-    assert store.waits == pytest.approx([0.1, 0.2, 0.4])
-    figures = store.traffic.total()
-    assert (figures.requests, figures.retries, figures.throttled) == (4, 3, 1)
-    assert [request.failed for request in store.traffic.report().requests] == [True] * 3 + [False]
-
-
 @pytest.mark.parametrize(
     ("options", "attempts", "seconds"),
     [
@@ -137,12 +128,3 @@ def test_only_what_cleans_up_after_an_interrupt_is_limited(monkeypatch):
     assert caught.value is interrupt
     assert limits[0] < 0
     assert limits[1] == 0.5
-
-
-@pytest.mark.parametrize(
-    "text", ["status 408", "status code: 429", "status 500", f"os error {errno.ECONNRESET}", "timed out", ""]
-)
-def test_what_may_pass_is_repeated(monkeypatch, text):
-    store = Store(monkeypatch, failures.GenericError(text))
-    assert store.read() == b"bytes"
-    assert store.traffic.total().throttled == ("429" in text)

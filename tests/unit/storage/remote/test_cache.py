@@ -87,15 +87,6 @@ def test_each_version_of_a_shard_is_downloaded_once(node):
     assert len({leases[0].path, node.fetch("x.tar", tag='"b"').path, other.path}) == node.count == 3
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "...", "a b/ü&c.tar", "~"])
-def test_names_of_files(node, name):
-    found = name_of(name)
-    assert len(found) < 150
-    assert not found.startswith(".")
-    assert "/" not in found
-    assert node.content(name) == b"\1" * 100
-
-
 def test_names_tell_length_and_md5():
     md5 = "0123456789abcdef" * 2
     for address, tag, expected in [
@@ -155,37 +146,6 @@ def test_a_disk_that_stays_full_or_fails(tmp_path):
     with pytest.raises(OSError, match="Input/output"):
         node.fetch("x", download=raising(OSError(errno.EIO, "Input/output error")))
     assert node.files == []
-
-
-def free_bytes(monkeypatch, total, free, used=lambda: 0):
-    real = os.statvfs("/")
-
-    def statvfs(path):
-        left = free - used()
-        return os.statvfs_result((1, 1, total, left, left, *real[5:]))
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-
-
-def test_without_a_budget_the_disk_is_the_limit(node, monkeypatch):
-    node.fetch("a")
-    # 220 bytes are for the cache, and 50 of 1,000 are spared
-    free_bytes(monkeypatch, 1000, 220, lambda: sum(file.stat().st_size for file in (node.root / "shards").iterdir()))
-    node.fetch("b")
-    assert node.files == ["b"]
-
-
-def test_who_waits_for_room_gets_it_when_a_lease_ends(tmp_path):
-    node, pauses = Node(tmp_path, 150), []
-    held = [node.fetch("a")]
-
-    def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            held.clear()
-
-    assert node.content("b", Wait(60, pause=pause)) == b"\2" * 100
-    assert (len(pauses), node.files) == (3, ["b"])
 
 
 def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):

@@ -119,13 +119,3 @@ def test_requests_that_fail_are_left_to_the_reader(stored, monkeypatch):
         assert read(prefetcher, url, (5, 10)) == [0]
     finally:
         prefetcher.close()
-
-
-def test_what_is_read_without_a_plan_counts_what_lies_between(stored):
-    url, version, remote = stored
-    file = RemoteFile(url, version, remote)
-    found = file.gather(np.array([40, 0, 20]), 10)
-    assert np.array_equal(found, np.stack([CONTENT[at : at + 10] for at in (40, 0, 20)]))
-    assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (50, 20)
-    file.gather_ranges(np.array([100, 130]), np.array([5, 10]))
-    assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (90, 45)

@@ -17,8 +17,6 @@ from dataload.storage.remote.prefetch.plan import (
     Evict,
     Use,
     check_fit,
-    rank_budget,
-    sharers_of,
     step_bytes,
 )
 
@@ -75,19 +73,6 @@ def run(plan, steps, uses):
                 downloads.append(action.shard)
         by_range += sum(shard not in plan.resident for shard in shards)
     return downloads, by_range
-
-
-def test_an_eviction_says_whether_anything_was_read_since_the_download():
-    plan = CachePlan([1, 1], 1, whole=(0, 1))
-    plan.extend(Use(step, step, 0, shard, 1) for step, shard in ((0, 0), (0, 1), (1, 0), (1, 1)))
-    assert plan.next() == Download(0)
-    assert plan.next([1]) == Evict(0, by_range=False, unread=True)
-    assert plan.next() == Download(1)
-    plan.receive(1)
-    assert plan.next([0]) == Evict(1, by_range=False, unread=False)
-    resident = CachePlan([1, 1], 1, [0], whole=(0, 1))  # found, not downloaded
-    resident.extend([Use(0, 0, 0, 0, 1), Use(0, 0, 0, 1, 1)])
-    assert resident.next([1]) == Evict(0, by_range=False, unread=False)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.25, 0.5, 0.75, 1])
@@ -153,13 +138,6 @@ def test_whole_shards_that_do_not_fit_together_are_refused():
     message = "shards of 50 bytes are read together, can only be read as a whole, and do not fit into the 49 bytes"
     with pytest.raises(ConfigError, match=message):
         check_fit(50, 49)
-
-
-def test_ranks_share_a_cache_that_does_not_hold_all_data():
-    assert [sharers_of(data, 4, 100) for data in (99, 100, 101)] == [1, 1, 4]
-    assert rank_budget(1000, 0.5, 2, 10) == 250
-    assert rank_budget(1000, 0.5, 4, 300) == 300, "the largest shard has room"
-    assert rank_budget(100, 1.0, 1, 300) == 100
 
 
 @pytest.mark.parametrize("whole", [(), range(8)])

@@ -8,7 +8,7 @@ import pytest
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
 from dataload.storage.remote.requests import split_url
-from dataload.storage.remote.settings import ObjectVersion, StoreOptions, parse_bytes
+from dataload.storage.remote.settings import StoreOptions, parse_bytes
 
 SECRET = "tops3cret-value"
 
@@ -98,17 +98,6 @@ def test_providers_that_cannot_be_sent():
         pickle.dumps(StoreOptions({"credential_provider": lambda: provider()}))
     with pytest.raises(ConfigError, match="'nowhere:f' must be an importable 'module:function'"):
         StoreOptions({"credential_provider": "nowhere:f"}).arguments()
-
-
-def test_a_copy_knows_the_versions():
-    versions = [ObjectVersion(5, "a", True), ObjectVersion(6, "a", True), ObjectVersion(5, "b", True)]
-    assert len({version.number for version in versions}) == 3
-    remote = Remote.of({"region": "x"}, {"connections": 3})
-    remote.versions["s3://b/x"] = versions[0]
-    found = pickle.loads(pickle.dumps(remote))
-    assert found == remote
-    assert found.versions == {"s3://b/x": versions[0]}
-    assert Remote.of(None, found) is found
 
 
 @pytest.mark.parametrize(

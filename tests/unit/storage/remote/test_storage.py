@@ -1,7 +1,6 @@
 """Files in a store in memory: looked up, listed, matched, read, written; and requests that fail."""
 
 import itertools
-import pickle
 import sys
 import threading
 
@@ -10,13 +9,10 @@ import pytest
 
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
-from dataload.storage.local.files import LocalFile
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
-from dataload.storage.remote.files import RemoteStream, open_shards
+from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Board, Coming
-from dataload.storage.remote.requests import Chunk
-from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
 NUMBERS = itertools.count()
@@ -217,23 +213,6 @@ def test_an_object_is_replaced_only_if_it_is_the_version_that_was_read(root):
     part.abort()
 
 
-def test_what_was_written_is_known(root, calls):
-    storage, url = opened(root), f"{root}/x"
-    write(part := storage.create(url))
-    part.publish()
-    calls.clear()
-    assert (storage.version(url), calls) == (opened(root).version(url), ["head"]), "of another, who has not written it"
-
-
-def test_etags(root):
-    storage = opened(root)
-    tags = [storage.etag(f"{root}/{name}") for name in ("a/x-0.tar", "a/x-1.tar", "a", "b/c")]
-    assert None not in tags
-    assert tags[2] == " ".join(tags[:2])
-    storage._remote.versions[f"{root}/a/x-1.tar"] = ObjectVersion(9, "2026-01-01", has_etag=False)
-    assert [storage.etag(f"{root}/{name}") for name in ("a/x-0.tar", "a/x-1.tar", "a")] == [tags[0], None, None]
-
-
 def test_the_answer_to_a_put_may_be_lost(root, monkeypatch):
     monkeypatch.setattr("dataload.storage.remote.requests.time.sleep", lambda _: None)
     put, attempts = obstore.put, []
@@ -307,44 +286,9 @@ def test_what_a_store_is_told(monkeypatch):
     assert told[-1][1]["client_options"] == {**limits, "allow_http": True}
 
 
-def test_errors_of_a_receiver_pass_and_one_that_has_ended_gets_no_more(root):
-    client, key = client_of(f"{root}/top", Remote())
-    version = client.head(f"{root}/top", key)
-
-    def refuse(*_):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        client.stream(f"{root}/top", key, version, Chunk(0, 3, 0), refuse)
-    with pytest.raises(KeyError, match="mine"):
-        client.fetch(f"{root}/top", key, version, [Chunk(0, 1, 0), Chunk(1, 3, 1)], refuse)
-    found = []
-    client.fetch(f"{root}/top", key, version, [Chunk(1, 3, 7)], lambda *given: found.append(given))
-    assert [(chunk.at, offset, bytes(data)) for chunk, offset, data in found] == [(7, 1, b"op")]
-
-
 def write(part, data=b"data"):
     with part.create() as stream:
         stream.write(data)
-
-
-def test_writing_and_deleting(root):
-    url = f"{root}/new/x"
-    with opened(root).create(url) as part:
-        write(part)
-        assert not opened(root).exists(url)
-        part.publish()
-    assert opened(root).read(url) == b"data"
-    with pytest.raises(ConfigError, match=f"{url} exists"):
-        opened(root).create(url)
-    storage = opened(root)
-    storage.remove(url)
-    assert not storage.exists(url)
-    storage.remove(f"{root}/a")
-    storage.remove(f"{root}/a")
-    assert not opened(root).exists(f"{root}/a")
-    with storage.lock(url), pytest.raises(SourceError, match=f"another process is writing to {url}"):
-        storage.lock(url).__enter__()
 
 
 def test_one_writer_does_not_delete_what_another_has_written(root, tmp_path):
@@ -380,33 +324,6 @@ def test_whole_files_need_a_mode_and_a_place(root, monkeypatch):
     for mode in ("auto", "ranges"):
         storage = opened(root, mode=mode)
         assert storage.open(f"{root}/top").read(0, 9) == storage.map(f"{root}/top").read(0, 3) == b"top"
-
-
-def test_local_copies_are_called_by_their_url(root, tmp_path):
-    storage, url = opened(root, cache=tmp_path), f"{root}/top"
-    for mapped in (True, False):
-        for whole in (True, False):
-            file = storage.map(url, mapped=mapped, whole=whole)
-            assert (file.path, file.size, file.read(0, 3)) == (url, 3, b"top")
-            assert file.is_open
-            file.release()
-            assert not file.is_open
-            assert file.read(1, 2) == b"op"
-    with storage.open(url) as file:
-        assert (file.path, file.read(0, 9)) == (url, b"top")
-    with open(storage.lease(url).path, "rb") as file:
-        assert file.read() == b"top"
-
-
-def test_streams_of_the_whole_fill_the_cache_and_others_use_it(root, tmp_path):
-    def kind(whole=False, **options):
-        with opened(root, cache=tmp_path, **options).open(f"{root}/top", whole=whole) as stream:
-            assert stream.read(0, 3) == b"top"
-            return type(stream)
-
-    assert {kind(), kind(True, mode="ranges"), kind()} == {RemoteStream}
-    assert {kind(True), kind(), kind(mode="shards")} == {LocalFile}
-    assert kind(mode="ranges") is RemoteStream
 
 
 def test_without_room_shards_are_read_by_ranges(root, tmp_path, monkeypatch):
@@ -551,21 +468,3 @@ def test_an_answer_that_is_too_short(monkeypatch):
     monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"1234"]))
     with pytest.raises(SourceError, match=f"cannot read bytes 0 to 5 of {url}: 4 of 5 bytes arrived"):
         storage_of(url, Remote.of(None, {"retries": 1})).read(url)
-
-
-def test_requests_are_counted_for_the_source_that_makes_them(look_up):
-    url, seen = "memory://failing/x", []
-    remotes = [Remote(), Remote()]
-    remotes[0].traffic.listeners.append(seen.append)
-    assert storage_of(url, remotes[0]).read(url) == b"12345"
-    found = remotes[0].traffic.total()
-    assert (found.requests, found.nbytes, found.wasted_bytes, found.retries, found.throttled) == (2, 5, 0, 0, 0)
-    assert found.request_seconds > found.transfer_seconds > 0
-    assert [request.what for request in seen] == [f"look up {url}", f"read bytes 0 to 5 of {url}"]
-    assert [each.ended - each.begun for each in seen] == pytest.approx([found.request_seconds / 2] * 2, abs=1)
-    assert remotes[1].traffic.total().requests == 0
-    busy = obstore.exceptions.GenericError("Server returned non-2xx status code: 503 Service Unavailable")
-    look_up(Failing(busy, 2), remotes[1])
-    found = remotes[1].traffic.total()
-    assert (found.requests, found.retries, found.throttled) == (3, 2, 2)
-    assert pickle.loads(pickle.dumps(remotes[0])).traffic.total().requests == 0

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orders import flow, order
 
-import dataload
 from dataload import ConfigError
-from dataload._util.fingerprint import fingerprint
-from dataload.samplers import GlobalShuffle, Mixture, Sequential, blend_weights, servings_of
+from dataload.samplers import GlobalShuffle, Mixture, Sequential, blend_weights
 from dataload.samplers.batch import positions_of
 from dataload.samplers.common import MAX_LENGTH
 
@@ -107,17 +105,6 @@ def test_shares_go_to_the_others_in_proportion():
     assert sorted(order(ended, 1)) == sorted([0, 1, 2, 3, 4] * 2)
 
 
-def test_no_limit_is_the_same_value_as_before_limits_existed():
-    plain = Mixture((Sequential(9), Sequential(9)), (1, 2), "never")
-    for none in (None, INF, (INF, INF)):
-        same = Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=none)
-        assert same == plain
-        assert fingerprint(same) == fingerprint(plain)
-    assert "max_epochs" not in repr(plain)
-    assert fingerprint(Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=3)) != fingerprint(plain)
-    assert "max_epochs=(3.0, 3.0)" in repr(Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=3))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -140,17 +127,6 @@ def test_weights_that_leave_only_what_is_used_up_are_refused():
     assert mixture.changed(40, (0, 1)).shares(41, epoch=0).tolist() == [0, 1]
     with pytest.raises(ConfigError, match="weights change at position 40, and stop='never' ends epochs at 40"):
         mixture.changed(40, (1, 0))
-
-
-def test_a_loader_of_a_mix_ends_when_all_are_used_up_and_finds_records():
-    parts = {"a": dataload.RangeSource(30), "b": dataload.RangeSource(70, start=30)}
-    mixed = dataload.mix(parts, {"a": 1, "b": 1}, stop="never", max_epochs={"a": 3, "b": 2})
-    loader = dataload.Loader(mixed, batch_size=8, shuffle=True, seed=1)
-    served = np.concatenate([batch["index"] for batch in loader])
-    assert np.bincount(served).tolist() == [3] * 30 + [2] * 40
-    found = servings_of(loader.batch_sampler, 5, epoch=0)
-    assert [served[each.step * 8 + each.row] for each in found] == [5, 5, 5]
-    assert loader.statistics().sources["a"].share == 0.5, "the next epoch"
 
 
 def test_weights_by_temperature_and_least_share():

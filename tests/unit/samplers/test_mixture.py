@@ -12,7 +12,6 @@ from orders import order
 
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
-from dataload.samplers.common import MAX_LENGTH
 
 
 def with_ranks(weights, length, *, epoch=0, **settings):
@@ -46,15 +45,6 @@ def test_proportions_are_exact_in_every_window(weights, window, stated):
         before = np.concatenate([[0], np.cumsum(parts == part)])
         assert set((before[stated:] - before[:-stated]).tolist()) == {counts[part]}
     assert len(parts) == 3 * stated + 7
-
-
-@pytest.mark.parametrize("weights", [(1, 1), (1, 3, 9), (0.5, 0.3, 0.15, 0.05), (100, 1)])
-def test_within_a_window_parts_are_spread_evenly(weights):
-    # A coin with these odds strays by about the square root of the places, here 15 and more.
-    parts = np.array(with_ranks(weights, 1000, window=1000, seed=1))
-    for part, share in enumerate(weights_of(weights)):
-        strays = np.cumsum(parts == part) - float(share) * np.arange(1, 1001)
-        assert np.abs(strays).max() <= 1 + len(weights) * float(share)
 
 
 def walk(parts, samplers, weights_used, stop, epoch, epochs):
@@ -96,20 +86,6 @@ def test_an_epoch_is_what_a_loop_would_deal(lengths, weights, stop):
     for epoch in range(3):
         assert order(mixture, epoch) == walk(parts, samplers, used, stop, epoch, epochs)
     assert mixture.records == sum(lengths)
-
-
-def test_never_goes_on_for_2_to_48_positions():
-    samplers = (GlobalShuffle(5, 0), GlobalShuffle(3, 1))
-    mixture = Mixture(samplers, (2, 1), stop="never", seed=1)
-    assert len(mixture) == MAX_LENGTH
-    parts = with_ranks((2, 1), 1002, seed=1)
-    windows, rest = divmod(MAX_LENGTH, 1002)
-    drawn = {part: windows * parts.count(part) + parts[:rest].count(part) for part in (0, 1)}
-    epochs = {part: -(-drawn[part] // len(samplers[part])) for part in (0, 1)}
-    for epoch in (0, 1, 5):
-        assert order(mixture, epoch, 1002) == walk(parts, samplers, [0, 1], "never", epoch, epochs)
-    last = mixture.indices(np.arange(MAX_LENGTH - 9, MAX_LENGTH), epoch=1)
-    assert [index >= 5 for index in last.tolist()] == [bool(part) for part in parts[rest - 9 : rest]]
 
 
 @dataclass(frozen=True)
@@ -154,34 +130,6 @@ def test_weights_by_epoch_and_the_last_stays():
     assert shares[0] == [1, 0, 0]
     assert shares[1][2] == shares[2][2] == 1
     assert shares[1][:2] == shares[2][:2] == pytest.approx([0.5, 0.5], abs=0.02)
-
-
-@pytest.mark.parametrize("stop", ["first", "longest"])
-def test_all_epochs_have_the_length_that_is_right_for_each(stop):
-    samplers = (GlobalShuffle(40, 0), GlobalShuffle(31, 1))
-    mixture = Mixture(samplers, ROWS, stop=stop, window=100)
-    ends = []
-    for epoch, row in enumerate(ROWS):
-        parts = with_ranks(ROWS, 2000, epoch=epoch, window=100)
-        used = [part for part, weight in enumerate(row) if weight]
-        ends.append(len(walk(parts, samplers, used, stop, 0, {0: 9, 1: 9})))
-    assert len(mixture) == (min if stop == "first" else max)(ends)
-
-
-def test_indices_follow_the_parts_of_the_source():
-    class Again:
-        """An order that does not say its records may be longer than its part."""
-
-        def __len__(self):
-            return 100
-
-        def indices(self, positions, *, epoch):
-            return positions % 10
-
-    mixture = Mixture((Sequential(3), Sequential(4)), (1, 1), stop="longest", lengths=(10, 20))
-    assert mixture.records == 30
-    assert set(order(mixture)) == {0, 1, 2, 10, 11, 12, 13}
-    assert set(order(Mixture((Again(), Again()), (1, 1), lengths=(10, 10)))) == set(range(20))
 
 
 NAMED = {"web": Sequential(400), "books": Sequential(500)}

@@ -95,19 +95,6 @@ def test_rows_are_those_of_a_plain_loop_for_any_ranks(
                 assert rows_of(plan) == mine
 
 
-def test_rows_are_well_filled_and_better_so_with_a_larger_window():
-    lengths = np.random.default_rng(0).lognormal(4, 0.8, 20_000).astype(np.int64).clip(1, 512)
-
-    def fill(window, strategy="first-fit"):
-        settings = {"row_length": 512, "batch_size": 8, "window": window, "strategy": strategy}
-        planner = PackedBatchSampler(sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, **settings)
-        return lengths.sum() / (planner.items(0) * 512)
-
-    assert fill(16) < fill(128) < fill(1024)
-    assert fill(1024) > 0.98
-    assert 1 - fill(1024, "best-fit") < (1 - fill(1024)) / 2
-
-
 @given(
     lengths=st.lists(st.integers(0, 25), min_size=1, max_size=40),
     window=st.integers(1, 12),
@@ -138,10 +125,3 @@ def test_long_records_are_split_into_pieces_that_all_are_served(lengths, window,
         sizes = [min(10, n - at) for n in lengths[order[first : first + window]] for at in range(0, max(n, 1), 10)]
         rows += len(PLAIN[strategy](sizes, 10))
     assert planner.items(0) == rows
-
-
-def test_the_records_of_a_step_are_estimated_by_their_mean_length():
-    for lengths, records in (([1, 1, 1], 24), ([1, 7], 6), ([20], 3), ([0, 0], 24), ([], 24)):
-        settings = {"row_length": 8, "batch_size": 3, "overlong": "truncate"}
-        planner = PackedBatchSampler(sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, **settings)
-        assert planner.rows_per_step == records

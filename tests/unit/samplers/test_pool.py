@@ -52,18 +52,6 @@ def test_windows_and_scattered_positions_in_any_order_with_duplicates(pool_size)
             assert np.array_equal(sampler.indices(positions, epoch=EPOCH), expected[positions])
 
 
-@pytest.mark.parametrize("pool_size", [500, 70_000])
-def test_more_than_one_block_of_hashes(pool_size):
-    # 65,536 steps are computed at once; a pool beyond that is sorted and looked for in wider numbers.
-    length = 140_000
-    expected = run_pool(length, pool_size)
-    warm = pool_of(length, pool_size)
-    for start, sampler in itertools.product((0, 65_535, 65_536, 131_000, 139_990), (warm, None)):
-        window = np.arange(start, min(start + 70_000, length))
-        found = (sampler or pool_of(length, pool_size)).indices(window, epoch=EPOCH)
-        assert np.array_equal(found, expected[window])
-
-
 @pytest.mark.parametrize("pool_size", [1, 16, 100])
 def test_far_into_a_long_order_each_slot_is_looked_for(pool_size):
     length, first = 10**10, 7 * 10**9

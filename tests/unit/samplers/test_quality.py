@@ -1,7 +1,6 @@
 """The judgement of orders: figures against plain loops, verdicts on orders known to be good or bad."""
 
 import itertools
-import json
 import math
 import random
 import re
@@ -27,7 +26,6 @@ from dataload.samplers import (
 )
 from dataload.samplers.pool_quality import PoolTrial, pool_size_for
 from dataload.samplers.quality import (
-    WHOLE_UP_TO,
     BucketFiller,
     Figure,
     Mixing,
@@ -186,12 +184,6 @@ def test_global_batches_are_those_of_the_ranks(planner, world_size, tail):
     assert sizes.tolist() == [len(found[1]), len(found[2])]
 
 
-def test_the_report_does_not_depend_on_how_many_ranks_share_a_batch():
-    one = BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=40)
-    four = BatchSampler(sampler=GlobalShuffle(1000, 0), batch_size=10, world_size=4, rank=3, tail="pad")
-    assert order_report(one) == order_report(four)
-
-
 # Good orders, and bad ones
 
 
@@ -288,34 +280,6 @@ def test_verdicts(part, verdict):
 # Samples of long epochs
 
 
-@dataclass(frozen=True)
-class Recording:
-    """An order of 10^10 records that notes what it is asked."""
-
-    asked: list
-
-    def __len__(self):
-        return 10**10
-
-    def indices(self, positions, *, epoch):
-        self.asked.append((epoch, positions))
-        return GlobalShuffle(10**10, 0).indices(positions, epoch=epoch)
-
-
-@pytest.mark.parametrize("size", [1, 256, 50_000])
-def test_a_long_epoch_is_looked_at_in_runs_from_everywhere(size):
-    order = Recording([])
-    sample = sample_order(BatchSampler(sampler=order, batch_size=size), epoch=3)
-    assert sum(len(positions) for _, positions in order.asked) == len(sample.indices) <= WHOLE_UP_TO
-    assert {epoch for epoch, _ in order.asked} == {3}
-    firsts = sorted(int(positions[0]) for _, positions in order.asked)
-    assert [first * 20 // 10**10 for first in firsts] == list(range(20))
-    assert len(set(np.diff(firsts))) > 15, "equal distances may be those of shards"
-    whole_batches = sample.positions.reshape(-1, size)
-    assert (whole_batches == sample.steps[:, None] * size + np.arange(size)).all()
-    assert sample.indices.tolist() == GlobalShuffle(10**10, 0).indices(sample.positions, epoch=3).tolist()
-
-
 @pytest.mark.slow_suite
 def test_ten_to_the_ten_records_are_judged_in_little_memory():
     tracemalloc.start()
@@ -332,48 +296,7 @@ def test_ten_to_the_ten_records_are_judged_in_little_memory():
     assert report.multiplicity.never is None
 
 
-@pytest.fixture
-def short_samples(monkeypatch):
-    monkeypatch.setattr("dataload.samplers.quality.WHOLE_UP_TO", 2**14)
-    monkeypatch.setattr("dataload.samplers.quality._SAMPLED_ROWS", 2**13)
-
-
-def test_a_sample_tells_what_the_whole_does(request):
-    planner = BatchSampler(sampler=PoolShuffle(ShardSequential((300,) * 200, 0), 2000, 0), batch_size=50)
-    whole = order_report(planner, shard_lengths=(300,) * 200)
-    request.getfixturevalue("short_samples")
-    sample = order_report(planner, shard_lengths=(300,) * 200)
-    assert (whole.sampled, sample.sampled) == (False, True)
-    for exact, found in (
-        (whole.displacement.mean, sample.displacement.mean),
-        (whole.mixing.per_batch, sample.mixing.per_batch),
-    ):
-        assert abs(found.found - exact.found) < SIGMAS * found.error
-        assert found.ideal == exact.ideal
-
-
 # ShardLayout
-
-
-def test_one_shard_is_cut_into_equal_parts():
-    for lengths in (None, (250,), (250, 0)):
-        shards = ShardLayout.of(250, lengths)
-        assert (shards.files, len(shards)) == (False, 100)
-        assert set(shards.lengths.tolist()) == {2, 3}
-        assert shards.lengths.sum() == 250
-    assert len(ShardLayout.of(3)) == 3
-    # Of several, only those of the records that are chosen from count.
-    assert ShardLayout.of(25, (10, 10, 10, 10)).lengths.tolist() == [10, 10, 5]
-
-
-def test_reports_are_json():
-    report = order_report(BatchSampler(sampler=GlobalShuffle(500, 0), batch_size=10))
-    found = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert found["displacement"]["mean"]["ratio"] == report.displacement.mean.ratio
-    assert found["mixing"]["verdict"] == report.mixing.verdict
-    assert (found["decay"], found["repeats"]) == (None, None), "kept for a release"
-    tiny = order_report(BatchSampler(sampler=GlobalShuffle(1, 0), batch_size=10))
-    assert json.loads(json.dumps(tiny.to_json(), allow_nan=False))["mixing"]["middle"] is None
 
 
 # The pool that reaches a quality
@@ -444,11 +367,6 @@ def test_pool_sizes_grow_with_the_quality_up_to_the_whole_data():
     assert 512 < sizes[-1] < 1000, "between powers of two"
     trial = PoolTrial((20,) * 50, 16)
     assert trial.mixing(sizes[-1]) >= 0.99 > trial.mixing(512)
-
-
-def test_batches_of_empty_records_are_padded_to_boundaries_only():
-    planner = BucketBatchSampler(lengths=[0, 0], batch_size=2, boundaries=(1,))
-    assert BucketFiller.of(planner, epoch=0) == BucketFiller(longest=0, boundary=1)
 
 
 @pytest.mark.parametrize("tail", ["partial", "pad", "drop"])

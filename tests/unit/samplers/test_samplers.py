@@ -18,7 +18,6 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.common import records_of
 
 
 def huge(n):
@@ -80,19 +79,6 @@ def test_memory_does_not_grow_with_the_number_of_records(kind, n):
 )
 def test_the_last_position_of_the_largest_orders(sampler, index):
     assert sampler.indices(np.array([len(sampler) - 1]), epoch=2**40).tolist() == [index]
-
-
-def test_an_order_of_the_user_s_own_serves_as_many_records_as_it_has_positions_unless_it_says():
-    class Own:
-        def __len__(self):
-            return 12
-
-        def indices(self, positions, *, epoch):
-            return positions % 5
-
-    assert records_of(Own()) == PoolShuffle(Own(), 3, 0).records == 12
-    telling = type("Telling", (Own,), {"records": 5})()
-    assert records_of(telling) == Lanes(telling, 3).records == 5
 
 
 def test_shards_come_in_another_order_in_each_epoch():

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orders import order
 
-from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential, ShardSequential
-from dataload.samplers.batch import positions_of
+from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential
 from dataload.samplers.common import MAX_LENGTH
 from dataload.samplers.mixture_weights import Quotas
 from dataload.samplers.together import Orders
@@ -99,25 +98,6 @@ def test_weights_that_fit_no_window_have_their_shares_in_any_number_of_positions
     assert np.abs(found - np.array(SMALL) / sum(SMALL) * 300_000).max() < 4
     # What is not refused keeps its window, unless the other rule is named.
     assert order(Mixture(parts, (1, 1, 2)), 0, 100) != order(Mixture(parts, (1, 1, 2), window="any"), 0, 100)
-
-
-@pytest.mark.parametrize("stop", ["first", "longest"])
-@pytest.mark.parametrize("weights", [RARE, {0: (1, 1e-3, 1), 777: RARE}, (RARE, (1, 2, 3))])
-def test_an_epoch_ends_where_its_stop_says(weights, stop):
-    """Also its records: each of a pass before any of the next one."""
-    samplers = (GlobalShuffle(700, 0), ShardSequential((3, 1), 1), Sequential(3000))
-    mixture = Mixture(samplers, weights, stop, seed=2, window="any")
-    drawn = [np.bincount(np.digitize(order(mixture, epoch), (700, 704)), minlength=3) for epoch in (0, 1)]
-    served = np.array(drawn) / (700, 4, 3000)
-    assert served.max(axis=1).max() <= 1 if stop == "first" else served.min(axis=1).min() >= 1
-    whole = mixture.indices(np.arange(len(mixture)), epoch=0)
-    for start, length in zip((0, 700, 704), (700, 4, 3000), strict=True):
-        own = whole[(whole >= start) & (whole < start + length)]
-        for begun in range(0, len(own), length):
-            assert len({*own[begun : begun + length].tolist()}) == len(own[begun : begun + length])
-        for index in own[-1:].tolist():
-            found = positions_of(mixture, index, epoch=0, below=len(mixture))
-            assert found.tolist() == np.flatnonzero(whole == index).tolist()
 
 
 def test_the_repr_of_many_components_is_short():

@@ -3,7 +3,6 @@
 import numpy as np
 from orders import plans_of
 
-from dataload.samplers.quality import order_report
 from dataload.streams import RowMixture, StreamSampler
 
 
@@ -31,10 +30,3 @@ def test_less_than_a_chunk_is_served_whatever_the_tail():
     for plan in mixture.plans(range(2), epoch=0):
         assert plan.valid.tolist() == [[True] * 4] * 2 + [[True, True, True, False]] * 2
         assert plan.indices.reshape(4, 4)[2:, :3].tolist() == [[0, 1, 2]] * 2
-
-
-def test_its_order_can_be_judged():
-    mixture = RowMixture(parts=(part("split", lengths=[500] * 4), part(lengths=[500] * 4)))
-    report = order_report(mixture)
-    assert report == order_report(mixture.with_ranks(world_size=2, rank=1))
-    assert report.multiplicity.verdict == "2,000 records occur more than once, 0 of 2,000 never"

@@ -2,7 +2,6 @@
 tests/properties/test_streams.py.
 """
 
-import json
 import pickle
 from dataclasses import replace
 
@@ -10,18 +9,13 @@ import numpy as np
 import pytest
 from orders import plans_of
 
-from dataload import Loader, MemorySource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import BatchPlanner
-from dataload.samplers.quality import global_rows, order_report
 from dataload.streams import StreamSampler
 
 
 def sampler(*lengths, **settings):
     return StreamSampler(sequence_lengths=list(lengths), **{"rows": 2, **settings})
-
-
-MODES = ("split", "pack", "independent", "shuffled")
 
 
 HUGE = [10**12, 3, 10**12 + 7, 0, 10**11]
@@ -51,18 +45,6 @@ def test_sequences_may_be_longer_than_any_memory(mode, chunk):
     assert steps == pytest.approx(shares[mode] / chunk, abs=1)
 
 
-def test_the_order_of_endless_chunks_does_not_depend_on_the_tail():
-    chunks = sampler(7, mode="shuffled", chunk=3, epoch_steps=4)
-    for tail in ("drop", "partial"):
-        same = replace(chunks, tail=tail)
-        assert same.order == chunks.order
-        for mine, others in zip(chunks.plans(range(4), epoch=1), same.plans(range(4), epoch=1), strict=True):
-            assert mine.wanted.tolist() == others.wanted.tolist()
-    # Less than a chunk is a chunk all the same, where there is no end at which to leave it out.
-    (plan,) = sampler(2, mode="shuffled", chunk=3, epoch_steps=1, tail="drop").plans(range(1), epoch=0)
-    assert plan.wanted.tolist() == [0, 1, 0, 1]
-
-
 def test_it_is_a_value():
     lengths = np.array([4, 5])
     one = StreamSampler(sequence_lengths=lengths, rows=2, chunk=2, seed=3)
@@ -85,29 +67,3 @@ def test_it_is_a_value():
     assert isinstance(one, BatchPlanner)
     with pytest.raises(ValueError, match="read-only"):
         one.sequence_lengths[0] = 9
-
-
-def test_records_need_not_be_dicts():
-    with Loader(MemorySource([f"r{i}" for i in range(6)]), sampler=sampler(3, 3, mode="pack", chunk=3)) as loader:
-        (batch,) = loader
-    assert list(batch) == ["data", "stream_id", "offset", "is_first", "valid"]
-    assert sorted(batch["data"]) == [["r0", "r1", "r2"], ["r3", "r4", "r5"]]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chunk", [1, 3])
-def test_orders_can_be_judged(mode, chunk):
-    streams = sampler(*[50] * 40, rows=8, chunk=chunk, mode=mode)
-    report = order_report(streams.with_ranks(world_size=2, rank=1))
-    served = streams.steps(0) * streams.rows_per_step if mode == "independent" else 2000
-    assert (report.records, report.steps, report.looked_at) == (2000, streams.steps(0), served)
-    assert report == order_report(streams)  # whatever the ranks
-    assert report.multiplicity.verdict == "each record occurs once" or mode == "independent"
-    json.dumps(report.to_json())
-    for world in (1, 2, 4):
-        dealt = streams.with_ranks(rank=world - 1, world_size=world, tail="pad")
-        indices, counts = global_rows(dealt, range(streams.steps(0)), epoch=0)
-        cuts = np.cumsum(counts)[:-1]
-        assert [each.tolist() for each in np.split(indices, cuts)] == [
-            plan.wanted.tolist() for plan in plans_of(streams)
-        ]

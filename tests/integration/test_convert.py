@@ -82,16 +82,6 @@ def test_plain_bytes_become_a_field_where_there_are_only_fields(originals, tmp_p
     assert found == [{"data": record} for record in source]
 
 
-def test_keys_of_samples(originals, tmp_path):
-    """They differ over all shards, and stay from tar to tar."""
-    report = convert(dataload.open(originals / "a.syr"), tmp_path / "b.tar", shards=3)
-    assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"{index:08d}" for index in range(COUNT)]
-    with dataload.create(tmp_path / "a.tar") as writer:
-        writer.extend({"__key__": f"dir/x{index}", "txt": b"t"} for index in range(4))
-    report = convert(dataload.open(tmp_path / "a.tar"), tmp_path / "c.tar", shards=2)
-    assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"dir/x{index}" for index in range(4)]
-
-
 class Large:
     def __len__(self):
         return 400

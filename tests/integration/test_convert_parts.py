@@ -64,19 +64,6 @@ def test_parts_in_any_order_write_what_one_run_writes(source, tmp_path, order):
     assert merged.bytes == sum(report.bytes for report in reports)
 
 
-def test_a_part_that_runs_again_keeps_what_it_has_finished(source, tmp_path):
-    run_parts(source, tmp_path, [2, 1, 3])
-    before = {path.name: path.stat() for path in tmp_path.glob("b-*")}
-    assert [report.resumed for report in run_parts(source, tmp_path, [1, 2, 3])] == [4, 9, 10]
-    merge(source, tmp_path)
-    expected = content(tmp_path)
-    assert [report.resumed for report in run_parts(source, tmp_path, [3, 1, 2])] == [10, 4, 9], "after the merge, too"
-    assert merge(source, tmp_path).records == COUNT
-    assert content(tmp_path) == expected
-    assert {path.name: path.stat() for path in tmp_path.glob("b-*")} == before
-    assert convert(source, tmp_path / "b.syr", shards=5, resume=True).resumed == COUNT, "as after one run"
-
-
 @pytest.mark.parametrize("function", ["update_manifest", "ConversionLedger.clear"])
 def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch, function):
     run_parts(source, tmp_path / "parts", [1, 2, 3])

@@ -72,20 +72,6 @@ def test_lengths_are_measured_once_and_packing_uses_them(data, monkeypatch):
 expected_lengths = expected()
 
 
-def test_another_transform_or_other_data_are_measured_again(data):
-    source = dataload.open(str(data))
-    assert dataload.record_lengths(source, "input_ids", transform=Chat(make())).tolist() == expected_lengths
-    other = Chat(make("llama3"))
-    assert dataload.record_lengths(source, "input_ids", transform=other).tolist() == expected(other)
-    assert dataload.record_lengths(source[5:9], "input_ids", transform=Chat(make())).tolist() == expected_lengths[5:9]
-    both = dataload.concat([source, source[:2]])
-    found = dataload.record_lengths(both, "input_ids", transform=Chat(make()))
-    assert found.tolist() == [*expected_lengths, *expected_lengths[:2]]
-    data.write_text(json.dumps({"messages": TALKS[10]}) + "\n")
-    changed = dataload.open(str(data))
-    assert dataload.record_lengths(changed, "input_ids", transform=Chat(make())).tolist() == [expected_lengths[10]]
-
-
 def test_functions_are_kept_by_their_code(data, monkeypatch):
     from talks_map import answer
 

@@ -93,20 +93,6 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
     assert 0 < len(decoded) < 12, "those that show the fields, and not all of a shard"
 
 
-def test_an_interrupted_run_resumes(shards):
-    def stop(done, total):
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measured(shards, progress=stop)
-    assert measured(shards).resumed >= 2
-    expected = content(shards)
-    (shards / "dataload.json").unlink()
-    measured(shards)
-    assert content(shards) == expected
-
-
 def test_stale_statistics_are_not_used(shards):
     measured(shards)
     first, second = (shards / f"a-0000{n}-of-00005.array_record" for n in (1, 2))

@@ -122,12 +122,6 @@ def test_blocks_cover_the_range_in_order_and_have_at_most_eight_mib(count, size,
     assert [*map(len, source.blocks)] == lengths
 
 
-def test_an_error_of_a_block_ends_its_thread():
-    with pytest.raises(CorruptFileError) as caught:
-        list(read_ahead(Recorder(10, 1, bad=5), 0, 10))
-    assert (caught.value.path, caught.value.index) == ("p", 5)
-
-
 # The journal
 
 
@@ -269,19 +263,6 @@ def test_records_come_out_as_they_went_in(tmp_path, count, shards):
     assert set(os.listdir(tmp_path)) == written | {".a.syr.convert.json", "dataload.json"}
 
 
-def test_a_source_of_the_users_own(tmp_path):
-    class Squares:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return {"x": np.array(index * index)}
-
-    assert convert(Squares(), tmp_path / "a.syr", resume=True).resumed == 0, "what was never begun begins"
-    assert dataload.open(tmp_path / "a.syr").read_batch(range(4))["x"].tolist() == [0, 1, 4, 9]
-    assert convert(Squares(), tmp_path / "a.syr", resume=True).resumed == 4
-
-
 @pytest.mark.parametrize(
     ("records", "shards", "text", "left"),
     [
@@ -357,29 +338,6 @@ def test_a_shard_that_was_damaged_or_not_noted_is_written_again(tmp_path):
     assert report.resumed == 0
     assert report.notes == (f"{shard} has changed since it was finished and was written again",)
     assert_equal_records(list(dataload.open(report.pattern)), records_of(30))
-
-
-def make_key(index, record):
-    return f"k{index}"
-
-
-class Codec:
-    def encode(self, record):
-        return repr(sorted(record)).encode()
-
-    def decode(self, data):
-        return {"names": data}
-
-
-@pytest.mark.parametrize(("suffix", "options"), [(".tar", {"key": make_key}), (".lmdb", {"codec": Codec()})])
-def test_functions_and_objects_among_the_options_do_not_keep_from_resuming(tmp_path, suffix, options):
-    path = tmp_path / f"a{suffix}"
-    convert(source_of(3), path, writer_options=options)
-    if "codec" in options:
-        options = {"codec": Codec()}  # another object of the class, as in another process
-    assert convert(source_of(3), path, writer_options=options, resume=True).resumed == 3
-    table = json.loads((tmp_path / f".a{suffix}.convert.json").read_text())
-    assert not [value for value in table["options"].values() if " at 0x" in value]
 
 
 WRITES = rf"another process is writing to .*a\.syr.* \(process {os.getpid()} on .+, since 2\d+-.* UTC\): wait until it"

@@ -81,16 +81,6 @@ def test_only_a_function_of_equal_values_goes_on(tmp_path, build, stop):
     assert list(options) == ["keep_key", "map", "map values"]
 
 
-def test_parts_are_of_functions_of_equal_values(tmp_path):
-    run(tmp_path / "a.syr", make(2), part=(1, 2))
-    with pytest.raises(ConfigError, match=rf"cannot write a part .* conversion\n  map values: {DIGEST} when it began"):
-        run(tmp_path / "a.syr", make(3), part=(2, 2))
-    run(tmp_path / "a.syr", make(2), part=(2, 2))
-    with pytest.raises(ConfigError, match=r"cannot merge: .*\n  map values: "):
-        run(tmp_path / "a.syr", make(3), merge=True)
-    assert run(tmp_path / "a.syr", make(2), merge=True).records == 8
-
-
 MODEL = f"{__name__}.Model"
 REMEDY = f"give the object a method fingerprint(), or the module of {MODEL} a `version`"
 UNNOTICED = f"{MODEL}, whose changes cannot be noticed, because it uses an object of 'generator'"
@@ -163,15 +153,3 @@ def test_what_0_2_completed_stays_with_a_note(tmp_path):
     (tmp_path / "a-00001-of-00004.syr").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"has changed, and .* was begun by dataload 0\.2, which did not note"):
         run(tmp_path / "a.syr", make(3), resume=True)
-
-
-def test_functions_of_the_writer_count_too(tmp_path):
-    def keyed(prefix):
-        return {"key": lambda number, record: f"{prefix}{number}"}
-
-    run(tmp_path / "a.tar", None, writer_options=keyed("a"), stop=6)
-    with pytest.raises(
-        ConfigError, match=rf"a different conversion\n  key values: {DIGEST} when it began, {DIGEST} now"
-    ):
-        run(tmp_path / "a.tar", None, writer_options=keyed("b"), resume=True)
-    assert run(tmp_path / "a.tar", None, writer_options=keyed("a"), resume=True).records == 8

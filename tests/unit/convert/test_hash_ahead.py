@@ -3,14 +3,9 @@
 import hashlib
 import os
 
-import numpy as np
 import pytest
 
-import dataload
-from dataload.catalog.manifest import read_manifest
-from dataload.convert import convert
 from dataload.convert.writing import UNSETTLED_BYTES, HashAhead
-from dataload.sources.registry import built_in_formats
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [5], [1 << 20, 3], [300_000] * 12])
@@ -42,20 +37,3 @@ def test_what_is_given_up_ends_its_thread(tmp_path):
     with pytest.raises(KeyError), HashAhead(str(tmp_path / "a")) as ahead:
         raise KeyError
     assert ahead.finish() is None  # and the thread has ended, or the fixture of all tests complains
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in built_in_formats() if entry.appends or entry.name in ("syrah", "torchrecord")],
-    ids=lambda entry: entry.name,
-)
-def test_hashes_in_the_manifest(tmp_path, entry):
-    """Files of formats that append are so large that most of them is hashed before the end is written."""
-    values = np.random.default_rng(0).integers(0, 255, 400_000, np.uint8)
-    source = dataload.MemorySource([{"x": values[: 400_000 - i], "n": i} for i in range(15)])
-    report = convert(source, tmp_path / f"a{entry.suffixes[0]}", shards=2)
-    (listed,) = read_manifest(str(tmp_path)).data_sets
-    for path, sha256 in zip(report.paths, listed.sha256, strict=True):
-        file = os.path.join(path, entry.directory_file) if entry.directory_file else path
-        with open(file, "rb") as stream:
-            assert hashlib.file_digest(stream, "sha256").hexdigest() == sha256

@@ -57,17 +57,6 @@ def test_convert_lists_what_it_wrote(tmp_path, shards, pattern):
     assert values(dataload.open(tmp_path)) == list(range(10))
 
 
-@pytest.mark.parametrize("suffix", [".array_record", ".lmdb", ".tar", ".torchrecord", ".syr"])
-def test_every_format_opens_by_its_directory(tmp_path, suffix):
-    convert(source_of(12), tmp_path / f"a-{{shard}}{suffix}", shards=12)
-    for _ in range(2):
-        with dataload.open(tmp_path) as found:
-            assert found.shard_lengths == (1,) * 12
-            if suffix != ".tar":  # whose members only their reader's choice decodes
-                assert values(found) == list(range(12)), "a-10 comes after a-9"
-        index_shards(str(tmp_path))
-
-
 def test_the_codec_is_known_from_the_manifest(tmp_path):
     class Own:
         def encode(self, record):
@@ -96,14 +85,6 @@ def test_two_conversions_into_one_directory(tmp_path):
     assert values(dataload.open(f"{tmp_path}/*.syr")) == [0, 1, 2, 3, 100, 101, 102]
     convert(source_of(3), tmp_path / "b.lmdb")
     assert values(dataload.open(tmp_path, format="lmdb")) == [0, 1, 2], "a format chooses, too"
-
-
-def test_a_conversion_replaces_its_entry(tmp_path):
-    convert(source_of(4), tmp_path / "a.syr", shards=2)
-    convert(source_of(9), tmp_path / "a.syr", shards=2, overwrite=True)
-    [entry] = entries(tmp_path)
-    assert entry.records == (4, 5)
-    assert values(dataload.open(tmp_path)) == list(range(9))
 
 
 def test_the_manifest_is_written_last(tmp_path):
@@ -275,19 +256,6 @@ def test_only_the_first_shard_is_opened_at_once(listed):
     assert sources[1].fingerprint() == source.fingerprint()
 
 
-@pytest.mark.parametrize("check", [False, True])
-def test_damage_of_old_shards_shows_at_first_use_unless_all_are_checked(listed, check):
-    spoil(listed / "a-00002-of-00004.syr", 0)
-    if check:
-        with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
-            dataload.open(listed, check=True)
-    else:
-        with dataload.open(listed) as source:
-            assert source[5]["x"][0] == 5
-            with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
-                source[6]
-
-
 def test_shards_newer_than_the_manifest_are_compared_at_once(listed):
     """A conversion that overwrites shards with others of equal size is such a case: its readers would get both."""
     path = listed / "a-00002-of-00004.syr"
@@ -328,17 +296,6 @@ def test_a_shard_that_is_replaced_after_opening_is_named_at_its_first_read(liste
             assert elsewhere[6]["x"][0] == 0, "another process takes what is there"
 
 
-def test_fingerprints_are_equal_however_shards_are_opened(listed, tmp_path):
-    with dataload.open(listed) as source:
-        expected = source.fingerprint()
-        assert pickle.loads(pickle.dumps(dataload.open(listed))).fingerprint() == expected
-    with dataload.open(f"{listed}/a-*") as plain:
-        assert plain.fingerprint() == expected
-    shutil.copytree(listed, tmp_path / "copy", copy_function=shutil.copy)
-    with dataload.open(tmp_path / "copy") as copied:
-        assert copied.fingerprint() == expected
-
-
 # What `dataload index --manifest` does
 
 
@@ -347,16 +304,6 @@ def unlisted(directory, count=10, name="a.syr", **options):
     expected = entries(directory)
     (directory / "dataload.json").unlink()
     return expected
-
-
-def test_shards_that_exist_already(tmp_path):
-    expected = unlisted(tmp_path, shards=3)
-    calls = []
-    report = index_shards(str(tmp_path), progress=lambda *each: calls.append(each))
-    assert report.data_sets == entries(tmp_path) == expected
-    assert (report.path, report.resumed) == (str(tmp_path / "dataload.json"), 0)
-    assert calls == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert sorted(name for name in os.listdir(tmp_path) if "index" in name) == []
 
 
 class Engine:

@@ -2,15 +2,13 @@
 
 import functools
 import importlib
-import json
 import os
 
 import numpy as np
 import pytest
 
 import dataload
-from dataload import DROP, ConfigError, SampleContext, WorkerError
-from dataload.catalog.manifest import Manifest
+from dataload import DROP, ConfigError, WorkerError
 from dataload.cli.convert import parse_max_bad
 from dataload.convert import convert
 from dataload.convert.mapping import MapFunction
@@ -84,18 +82,6 @@ def test_wrong_arguments(tmp_path, arguments, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_context(tmp_path):
-    def noisy(sample, context):
-        return {"n": sample["n"], "noise": context.generator.random(), "epoch": context.epoch}
-
-    convert(source_of(5), tmp_path / "a.syr", shards=2, map=noisy, seed=7)
-    for index, record in enumerate(dataload.open(tmp_path)):
-        assert record["noise"] == SampleContext(index, 0, 7).generator.random()
-        assert record["epoch"] == 0
-    with pytest.raises(ConfigError, match=r"a different conversion\n  seed: 7 when it began, 0 now"):
-        convert(source_of(5), tmp_path / "a.syr", shards=2, map=noisy, resume=True)
-
-
 # Keys
 
 
@@ -127,25 +113,6 @@ def test_records_of_a_list_have_keys_of_their_own(tmp_path):
 
 
 # The first record that is written decides
-
-
-def late(sample):
-    return DROP if sample["n"] < 20 else {"__key__": f"k{sample['n']}", "x": sample["n"]}
-
-
-def test_a_codec_is_chosen_by_the_first_record_that_is_written(tmp_path):
-    def as_bytes(sample):
-        return b"%d" % sample["n"] if sample["n"] > 3 else DROP
-
-    report = convert(source_of(6), tmp_path / "bytes.lmdb", map=as_bytes)
-    assert report.notes == ()
-    assert list(dataload.open(tmp_path / "bytes.lmdb")) == [b"4", b"5"]
-    report = convert(source_of(6), tmp_path / "bytes.syr", map=as_bytes)
-    assert report.notes == ("records have no fields: each is stored as the field 'data'",)
-    report = convert(source_of(23), tmp_path / "fields.lmdb", map=late, shards=3)
-    assert len(report.notes) == 2
-    assert [int(record["x"]) for record in dataload.open(report.pattern, codec="tensorprotos")] == [20, 21, 22]
-    assert all("__key__" not in record for record in dataload.open(report.pattern, codec="tensorprotos"))
 
 
 SUFFIXES = [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"]
@@ -217,22 +184,6 @@ def test_too_many_bad_records(tmp_path):
     assert numbers(tmp_path) == GOOD
 
 
-def test_bad_records_are_not_read_without_end_for_the_first_good_one(tmp_path):
-    read = []
-
-    class Bad(Flawed):
-        def __len__(self):
-            return 1 << 40
-
-        def __getitem__(self, index):
-            read.append(index)
-            raise ValueError
-
-    with pytest.raises(WorkerError, match=BAD.format(r"4 of 4 \(100\.00%\)", 3, "3, in read")):
-        convert(Bad(), tmp_path / "a.syr", on_error="skip", max_bad=3)
-    assert len(read) < 200
-
-
 def test_the_first_bad_record_is_an_error_by_default(tmp_path):
     with pytest.raises(ValueError, match="no 0"):
         convert(Flawed(), tmp_path / "a.syr")
@@ -259,17 +210,6 @@ def test_a_store_that_does_not_answer_is_no_bad_record(tmp_path):
         convert(Asking(), tmp_path / "a.syr", on_error="skip")
     with pytest.raises(WorkerError, match=r"failed in transform '.*ask': StoreError: no answer\n  location: record 0$"):
         convert(source_of(2), tmp_path / "a.syr", map=ask, on_error="skip")
-
-
-@pytest.mark.parametrize("suffix", [".syr", ".torchrecord"])  # the latter's writer can be told the number of records
-def test_skipping_changes_nothing_if_no_record_is_bad(tmp_path, suffix):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    one = convert(source_of(12), tmp_path / f"a/x{suffix}")
-    other = convert(source_of(12), tmp_path / f"b/x{suffix}", on_error="skip")
-    assert (one.records, one.bytes) == (other.records, other.bytes)
-    hashes = [json.loads((tmp_path / f"{name}/dataload.json").read_text())["data_sets"] for name in ("a", "b")]
-    assert hashes[0] == hashes[1]
 
 
 # Which function it is
@@ -308,18 +248,6 @@ def test_a_function_that_has_changed_is_another_one(tmp_path, write_module):
             run(text)
     with pytest.raises(ConfigError, match=r"a different conversion\n  map: .*\) when it began, not set now$"):
         convert(source_of(4), tmp_path / "a.syr", shards=2, resume=True)
-
-
-def test_the_function_is_in_the_manifest(tmp_path, write_module):
-    function = write_module(f"version = 3\n{TEXT}").keep
-    convert(source_of(4), tmp_path / "a.syr", map=function)
-    data = (tmp_path / "dataload.json").read_bytes()
-    (entry,) = Manifest.parse(data, "m").data_sets
-    assert Manifest((entry,)).to_bytes() == data
-    assert (entry.made_by.name, entry.made_by.source, entry.made_by.version) == ("prepared_here.keep", TEXT, "3")
-    assert entry.made_by == MapFunction.of(function).entry
-    with dataload.open(tmp_path) as found:
-        assert len(found) == 4
 
 
 class Scale:

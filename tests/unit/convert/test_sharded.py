@@ -75,23 +75,6 @@ def test_a_shard_ends_before_it_grows_too_large(tmp_path, name):
         assert stored[0] > 16_000
 
 
-def test_a_file_without_a_number_stays(tmp_path):
-    (tmp_path / "d.syr").write_text("other")
-    with dataload.create(tmp_path / "d.syr", shards=2) as writer:
-        writer.extend(RECORDS)
-    assert [len(dataload.open(path)) for path in writer.paths] == [13, 12]
-    assert (tmp_path / "d.syr").read_text() == "other"
-
-
-def test_names_have_placeholders_or_are_listed(tmp_path):
-    assert len(shards_of(tmp_path, "{shard:03d}_{shards}.syr", records_per_shard=13)) == 2
-    assert names(tmp_path) == ["000_2.syr", "001_2.syr", "dataload.json"]
-    with dataload.create(tmp_path / "d-{0..1}.syr", shards=2) as writer:
-        writer.extend(RECORDS)
-    assert [os.path.basename(path) for path in writer.paths] == ["d-0.syr", "d-1.syr"]
-    assert [len(dataload.open(path)) for path in writer.paths] == [13, 12]
-
-
 def test_no_records_make_one_empty_shard(tmp_path):
     assert shards_of(tmp_path, records=[], records_per_shard=13) == [[]]
 

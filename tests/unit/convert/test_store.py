@@ -103,15 +103,6 @@ def test_parts_are_merged(folder):
     assert [name for name in folder.storage.list(folder.url) if "-of-2" in name] == []
 
 
-def test_data_sets_are_created_and_grow(folder):
-    with dataload.create(f"{folder.url}/a.syr", records_per_shard=2) as writer:
-        writer.extend(source_of(5))
-    with dataload.create(folder.url, append=True) as writer:
-        writer.extend(source_of(2, 5))
-    assert first_of(folder.url) == [*range(7)]
-    assert len(folder.names()) == 5
-
-
 def test_an_index_that_was_interrupted_goes_on(folder):
     convert(source_of(), f"{folder.url}/a.syr", shards=3)
     data, _ = folder.storage.load(f"{folder.url}/dataload.json")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.convert.blocks import Finding, Reading, merge_findings, verify_part
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.convert.blocks import Reading, merge_findings, verify_part
+from dataload.errors import ConfigError
 
 LENGTHS = [4, 1, 6, 3, 2]
 BAD = (1, 4, 5, 10, 15)
@@ -58,28 +58,6 @@ def test_records_are_found_with_their_files(paths):
     for parts in PARTS:
         assert in_parts(paths, parts) == (16, whole)
     assert in_parts(paths, 2, limit=1)[1][0] == whole[0]
-
-
-@pytest.mark.parametrize("damaged", range(5))
-def test_indices_end_at_a_file_that_does_not_open(paths, damaged):
-    with open(paths[damaged], "r+b") as file:
-        file.truncate(40)
-    whole = [*Reading(lambda *_: None).findings(opening_of(paths), paths, None)]
-    expected = [(file, index if file < damaged else None) for file, index in zip([0, 1, 2, 2, 4], BAD, strict=True)]
-    expected = sorted([*(each for each in expected if each[0] != damaged), (damaged, None)], key=lambda each: each[0])
-    assert [(each.path, each.index) for each in whole] == [(paths[file], index) for file, index in expected]
-    (finding,) = (each for each in whole if each.path == paths[damaged])
-    assert (finding.error, finding.record) == ("CorruptFileError", None)
-    for parts in PARTS:
-        assert in_parts(paths, parts)[1] == whole
-
-
-def test_a_finding_has_the_place_that_its_error_tells():
-    error = CorruptFileError("torn", path="b", offset=7)
-    assert Finding.of(error, "a", index=3, record=1) == Finding("b", 3, 1, 7, "CorruptFileError", str(error))
-    assert Finding.of(error, "a").line() == str(error)
-    assert Finding.of(KeyError("x"), None, index=2).line() == "[2] KeyError: 'x'"
-    assert Finding.of(KeyError("x"), "a", index=2, record=1).line() == "[2] a, record 1: KeyError: 'x'"
 
 
 def test_errors_of_settings_are_no_findings(paths):

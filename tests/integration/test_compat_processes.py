@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "children"))
 import compat_readers
 from torch.utils.data import DataLoader
 
-from dataload.compat.syrah import File, SyrahConcatDataset, SyrahDataset
+from dataload.compat.syrah import File, SyrahDataset
 from dataload.compat.torchrecord import TRDataset, TRSampler
 
 pytestmark = [
@@ -51,17 +51,6 @@ def test_syrah_in_a_pool_that_forks(path, monkeypatch, reopened):
 def all_of(loader):
     features, labels = zip(*loader, strict=True)
     return np.concatenate(features), np.concatenate(labels)[:, 0]
-
-
-def test_syrah_data_sets_in_torchs_loader(path):
-    first = SyrahDataset(path, ["features", "label"])
-    assert int(first[3][1][0]) == 3  # read before the fork
-    both = SyrahConcatDataset([first, SyrahDataset(path, ["features", "label"])])
-    loader = DataLoader(both, batch_size=7, shuffle=True, num_workers=2, worker_init_fn=both.worker_init_fn)
-    features, labels = all_of(loader)
-    order = np.argsort(labels)
-    assert labels[order].tolist() == [index for index in range(ITEMS) for _ in range(2)]
-    assert np.array_equal(features[order], FEATURES.repeat(2, axis=0))
 
 
 @pytest.mark.slow_suite

@@ -56,30 +56,6 @@ def test_the_pixels(side, is_scaled):
     assert near < 4 or not is_scaled
 
 
-@pytest.mark.parametrize("height", [401, 1000])  # the second is decoded at smaller sizes
-def test_where_the_parts_are(height):
-    data, width = jpeg(coordinates(height, height * 3 // 2)), height * 3 // 2
-    crop = dataload.RandomResizedCrop(size=64, scale=(0.1, 0.5), ratio=(0.5, 2.0))
-    shares, ratios, edges, mirrored = [], [], [], 0
-    for index in range(300):
-        image = crop({"jpg": data}, context(index))["jpg"].astype(float)
-        top, bottom = image[0, :, 0].mean() / 255, image[-1, :, 0].mean() / 255
-        left, right = image[:, 0, 1].mean() / 255, image[:, -1, 1].mean() / 255
-        mirrored += left > right
-        rows, columns = (bottom - top) * 64 / 63, abs(right - left) * 64 / 63  # from centres to edges
-        shares.append(rows * columns)
-        ratios.append(columns * width / (rows * height))
-        edges.append((top, min(left, right), bottom, max(left, right)))
-    assert 0.095 < min(shares) < 0.12
-    assert 0.45 < max(shares) < 0.52
-    assert 0.47 < min(ratios) < 0.6
-    assert 1.7 < max(ratios) < 2.1
-    least, greatest = np.min(edges, 0), np.max(edges, 0)
-    assert (least[:2] < 0.02).all()
-    assert (greatest[2:] > 0.98).all()
-    assert 110 < mirrored < 190
-
-
 def test_parts_begin_at_every_place_where_they_fit():
     image, size = coordinates(4, 4), (3, 3)
     crop = dataload.RandomResizedCrop(size=size, scale=(0.56, 0.56), ratio=(1.0, 1.0), mirrored=0.0)
@@ -132,20 +108,6 @@ def written(path, files):
         for number, data in enumerate(files):
             writer.write({"__key__": f"{number:03}", "jpg": data, "cls": number})
     return dataload.open(path)
-
-
-def test_a_loader(tmp_path):
-    """Batches are the same for any number of workers, and other epochs have other parts."""
-    source = written(tmp_path / "x.tar", [jpeg(pattern(480, 640)), jpeg(pattern(100, 80))] * 8)
-    crop = dataload.RandomResizedCrop(size=48)
-    epochs = []
-    for options in ({}, {"num_workers": 2}, {"num_workers": 1, "executor": "processes"}):
-        with dataload.Loader(source, batch_size=4, shuffle=True, transform=crop, **options) as loader:
-            epochs.append([[batch["jpg"].copy() for batch in loader] for _ in range(2)])
-    assert epochs[0][0][0].shape == (4, 48, 48, 3)
-    for other in epochs[1:]:
-        np.testing.assert_array_equal(epochs[0], other)
-    assert not np.array_equal(epochs[0][0], epochs[0][1])
 
 
 def test_a_damaged_image(tmp_path):

@@ -5,7 +5,6 @@ import pytest
 
 from dataload.codecs import example
 from dataload.codecs.example import decode, decode_batch, encode
-from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.testing.compare import difference
 
@@ -116,16 +115,6 @@ def test_columns_of_records_that_are_alike(floats):
         for name, column in batch.items():
             assert difference(list(column), [record[name] for record in records], name) is None
             assert isinstance(column, list) or (column.flags.writeable and column.flags.aligned)
-
-
-def test_what_is_returned_is_the_callers_own():
-    buffer = bytearray(encode({"x": np.ones(3), "long": np.ones(200), "image": b"ab", "label": 7, "ids": [1, 300]}))
-    record, batch = decode(memoryview(buffer)), decode_batch([memoryview(buffer)] * 4, None)
-    expected = decode(bytes(buffer))
-    buffer[:] = bytes(len(buffer))
-    assert difference(record, expected, "record") is None
-    assert difference(batch, default_collate([expected] * 4), "batch") is None
-    assert all(column.flags.writeable for column in batch.values() if isinstance(column, np.ndarray))
 
 
 def differ(**values):

@@ -67,19 +67,6 @@ def test_golden_errors(case):
         read_all(SYRAH / case["file"])
 
 
-def test_items_as_they_were_added(path):
-    with File(path, mode="r") as syr:
-        assert syr.num_items() == 6
-        for index in range(6):
-            found, expected = syr.get_item(index), item(index)
-            assert list(found) == list(expected)
-            for name, array in expected.items():
-                assert (found[name].dtype, found[name].tolist()) == (array.dtype, array.tolist())
-                assert found[name].flags.writeable
-                for number in (index, str(index), np.int32(index)):  # text as in the readme
-                    assert syr.get_array(number, name).tolist() == array.tolist()
-
-
 def test_shapes_are_flat_but_kept_in_the_file(tmp_path):
     arrays = {"m": np.arange(6.0).reshape(2, 3), "zero": np.array(7), "text": np.array([["a", "b"], ["é", ""]])}
     arrays["big-endian"] = np.array([1, 2, -3], ">i4")
@@ -198,13 +185,6 @@ def test_messages(path, call, error, text):
         call(syr, path)
 
 
-def test_a_closed_file_knows_its_number_of_items(path):
-    syr = File(path, "r")
-    for _ in range(2):
-        syr.close()
-        assert syr.num_items() == 6
-
-
 def test_what_the_operating_system_refuses(path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
@@ -252,13 +232,6 @@ def test_an_item_that_is_refused_leaves_nothing(tmp_path, wrong, error, match):
     assert (tmp_path / "a.syr").read_bytes() == (tmp_path / "b.syr").read_bytes()
 
 
-def test_an_exception_in_the_block_keeps_what_was_added(tmp_path):
-    with pytest.raises(IndexError), File(tmp_path / "a.syr", "w") as syr:
-        [syr.add_item({"x": np.ones(2)}) for _ in range(1)][1]
-    with File(tmp_path / "a.syr", "r") as syr:
-        assert syr.num_items() == 1
-
-
 def test_pickling(path, tmp_path):
     with File(path, "r") as syr:
         again = pickle.loads(pickle.dumps(syr))
@@ -293,21 +266,6 @@ def test_a_data_set(path):
         for read in (lambda asked=asked: dataset[asked[0]], lambda asked=asked: dataset.__getitems__(asked[::-1])):
             with pytest.raises(error):
                 read()
-
-
-class Doubled(SyrahDataset):
-    def __init__(self, file_path):
-        super().__init__(file_path, ["features", "label"])
-
-    def __getitem__(self, item):
-        features, label = super().__getitem__(item)
-        return features * 2, label
-
-
-def test_a_subclass_that_changes_items_changes_batches(path):
-    dataset = Doubled(path)
-    assert dataset[1][0].tolist() == [2, 4, 6, 8]
-    assert [row[0].tolist() for row in dataset.__getitems__([1, 0])] == [[2, 4, 6, 8], [0, 2, 4, 6]]
 
 
 @pytest.fixture(params=["torch", "no torch"])

@@ -101,18 +101,6 @@ def test_golden_errors(case):
     assert case["file"] in "".join([str(caught.value), *notes])
 
 
-def test_bad_messages_cost_only_themselves():
-    case = next(case for case in TORCHRECORD_CASES if case["file"] == "corrupt_values")
-    dataset = TRDataset(TORCHRECORD / "corrupt_values", transform=itself)
-    for key, expected in enumerate(case["records"]):
-        if key in case["bad_records"]:
-            with pytest.raises(DecodeError) as caught:
-                dataset[0, key]
-            assert caught.value.__notes__ == [f"in {TORCHRECORD / 'corrupt_values'}, record {key} of db0"]
-        else:
-            check_message(dataset[0, key], expected)
-
-
 def test_a_missing_key_is_not_the_next_one():
     dataset = TRDataset(TORCHRECORD / "corrupt_missing_key", transform=itself)
     with pytest.raises(CorruptFileError, match="key '05' of sub-database db0 is missing"):
@@ -141,17 +129,6 @@ def test_default_transform(case):
         assert np.abs(off).max() < 1.001
         assert (np.abs(off) > 0.001).mean() < 0.06
         assert label == expected["label"]
-
-
-def test_no_records(tmp_path):
-    (tmp_path / "list.txt").touch()
-    Writer(str(tmp_path / "list.txt"), str(tmp_path / "out"), db_num=2).write()
-    assert stored(tmp_path / "out") == [[], []]
-    assert len(TRDataset(tmp_path / "out", record_num=2)) == 0
-    for shuffle in (False, True):
-        sampler = TRSampler(tmp_path / "out", 2, shuffle=shuffle)
-        assert list(sampler) == []
-        assert len(sampler) == 0
 
 
 def test_a_message():
@@ -314,12 +291,6 @@ def test_an_epoch_has_every_record_once(batch_size):
         assert first != second
         for epoch in (first, second):
             assert Counter(place[:2] for batch in epoch for place in batch) == Counter(everything([9, 10, 10, 10]))
-
-
-def test_without_shuffling_the_order_is_that_of_the_files():
-    places = places_of(TRSampler(TORCHRECORD / "db4_39", 3))
-    assert [place[:2] for place in places] == sorted(everything([9, 10, 10]))
-    assert [place[:2] for place in places if place[2]] == [(0, 8), (1, 9), (2, 9)]
 
 
 def test_the_seed_is_that_of_random():

@@ -101,17 +101,6 @@ def test_torchs_own_arguments_and_collation(paths):
     assert type(next(iter(wds.WebLoader(data, 2, collate_fn=list)))) is list
 
 
-@pytest.mark.slow
-def test_torchs_dataloader_takes_the_pipeline(paths):
-    data = make(paths)
-    loader = torch_data.DataLoader(data, batch_size=None, num_workers=2)
-    epochs = [numbers(loader) for _ in range(2)]
-    assert [flat(epoch) for epoch in epochs] == [list(range(SAMPLES))] * 2
-    assert epochs[0] != epochs[1]
-    data.set_epoch(0)
-    assert numbers(loader) == numbers(loader) == numbers(make(paths))
-
-
 def test_ranks_share_the_samples_and_a_state_fits_other_ranks(paths, monkeypatch):
     def on(rank, world_size):
         monkeypatch.setenv("RANK", str(rank))

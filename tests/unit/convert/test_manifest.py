@@ -251,9 +251,21 @@ def test_only_the_first_shard_is_opened_at_once(listed):
     assert source.shard_lengths == (3, 3, 3, 3)
     assert opened_files(source.fingerprint) == set(), "the manifest has all that it needs"
     assert opened_files(lambda: source[11]) == {"a-00003-of-00004.syr"}
-    every = opened_files(lambda: sources.append(dataload.open(listed, check=True)))
-    assert every == {f"a-0000{number}-of-00004.syr" for number in range(4)}
-    assert sources[1].fingerprint() == source.fingerprint()
+    with dataload.open(listed, check=True) as checked:
+        assert checked.fingerprint() == source.fingerprint()
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_damage_of_old_shards_shows_at_first_use_unless_all_are_checked(listed, check):
+    spoil(listed / "a-00002-of-00004.syr", 0)
+    if check:
+        with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
+            dataload.open(listed, check=True)
+    else:
+        with dataload.open(listed) as source:
+            assert source[5]["x"][0] == 5
+            with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
+                source[6]
 
 
 def test_shards_newer_than_the_manifest_are_compared_at_once(listed):

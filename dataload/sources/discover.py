@@ -114,11 +114,11 @@ class DataSetFiles:
                 source.open_on_first_use(known)  # and compared then
                 if far == {True}:
                     return source
+                known = None
         try:
             len(source)  # opens the files
             if known is not None and selected is None:
-                for shard, (path, records) in enumerate(zip(self.files, source.shard_lengths, strict=True)):
-                    known.check(shard, path, records)
+                source.compare(known)
         except BaseException:
             source.close()
             raise

@@ -48,9 +48,7 @@ _OPENING_THREADS = 4
 
 
 class FileSource(Source[T_co]):
-    """A data set in one or more files of one format; each file is a shard.
-
-    Files are opened on first use in each process, not on construction.
+    """A data set in one or more files of one format, each a shard; each process opens them on first use.
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
     Without it, the options that affect its records go to ``super().__init__`` by name, which calls `_prepare` last.
@@ -58,8 +56,7 @@ class FileSource(Source[T_co]):
     Args:
         paths: Files in index order.
         fields: Names of the fields to read, in that order; None means all.
-        options: Options of the format, see `options_type`. Those that affect the records are part of repr and
-            fingerprint.
+        options: Options of the format, see `options_type`. Those that affect the records are in repr and fingerprint.
 
     Attributes:
         options: The options as an instance of `options_type`.
@@ -225,6 +222,10 @@ class FileSource(Source[T_co]):
                 reader.close()
                 raise
         return reader
+
+    def compare(self, known: ListedShards) -> None:
+        """Compare the lengths of all shards, and both ends of local files, with `known` ones."""
+        known.compare(self._paths, self.shard_lengths, [*map(self._data_file, self._paths)])
 
     def _open_readers(
         self, most_open: int, directory: ShardDirectory | None, versions: Int64Array

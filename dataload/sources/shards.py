@@ -214,6 +214,11 @@ class ListedShards:
         if mark is not None and (ends_of_file(data_file, None) if file is None else ends_of(file)) != mark[:2]:
             raise _stale_error(path, "another content than in the manifest")
 
+    def compare(self, paths: Sequence[str], lengths: Sequence[int], files: Sequence[str]) -> None:
+        """Compare all shards; see `check`."""
+        for shard, facts in enumerate(zip(paths, lengths, files, strict=True)):
+            self.check(shard, *facts)
+
 
 def _stale_error(path: str, found: str) -> CorruptFileError:
     problem = f"{base_name(path)} has {found}: {renewal(parent(path))}"

@@ -256,8 +256,9 @@ def test_only_the_first_shard_is_opened_at_once(listed):
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_damage_of_old_shards_shows_at_first_use_unless_all_are_checked(listed, check):
-    spoil(listed / "a-00002-of-00004.syr", 0)
+@pytest.mark.parametrize("place", [0, 25])  # of the header, and of a value, which only the manifest can tell
+def test_damage_of_old_shards_shows_at_first_use_unless_all_are_checked(listed, check, place):
+    spoil(listed / "a-00002-of-00004.syr", place)
     if check:
         with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
             dataload.open(listed, check=True)

@@ -118,7 +118,10 @@ class DataSetFiles:
         try:
             len(source)  # opens the files
             if known is not None and selected is None:
-                source.compare(known)
+                if isinstance(source, FileSource):
+                    source.compare(known)
+                else:
+                    known.compare(self.files, source.shard_lengths, [""] * len(self.files))
         except BaseException:
             source.close()
             raise

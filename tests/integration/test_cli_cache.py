@@ -268,8 +268,8 @@ def has_label(label, record):
     return bool(record["label"] == label)
 
 
-def filtered(directory):
-    """Write a data set with two filters and a conversion that is complete beside it."""
+def filtered(directory, *, converts=True):
+    """Write a data set with two filters and, by default, a conversion that is complete beside it."""
     directory.mkdir(exist_ok=True)
     with dataload.create(directory / "0.syr") as writer:
         writer.extend({"x": np.arange(i + 1), "label": i % 3} for i in range(9))
@@ -277,7 +277,8 @@ def filtered(directory):
     source = dataload.open(directory / "0.syr")
     for label in range(2):
         source.filter(functools.partial(has_label, label))
-    convert(source, directory / "copy.syr", shards=2)
+    if converts:
+        convert(source, directory / "copy.syr", shards=2)
 
 
 def kinds(*arguments):
@@ -287,9 +288,9 @@ def kinds(*arguments):
 
 def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    data, other = tmp_path / "data", tmp_path / "other"
-    for directory in (data, other):
-        filtered(directory)
+    data, other, alone = tmp_path / "data", tmp_path / "other", tmp_path / "alone"
+    for directory in (data, other, alone):
+        filtered(directory, converts=directory != alone)
     names = {".me.convert.json": b"{}", ".you.convert.json": b"not JSON", ".you.convert.log": b"", ".x.lock": b"",
              ".me.convert.log": b"1", ".x.index": b"", ".dataload.json": b""}  # fmt: skip
     for name, content in names.items():
@@ -300,7 +301,7 @@ def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
     own = [("filter", ""), ("filter", ""), ("journal", "")]
     assert kinds("cache", "status", data) == [*own, ("lengths", ""), ("unfinished", "")]
     everywhere = facts("cache", "status")
-    assert {os.path.dirname(each["path"]) for each in everywhere["kept"]} == {str(data), str(other)}
+    assert {os.path.dirname(each["path"]) for each in everywhere["kept"]} == {str(data), str(other), str(alone)}
     assert "deleted 2 files" in cache("prune", other).stdout
     assert kinds("cache", "status", other) == [("journal", "")]
     left = {*os.listdir(data)} - {path.name for path in data.glob(".dataload.filter-*")}

@@ -107,6 +107,15 @@ def test_a_part_that_is_always_killed_is_named_and_the_rest_is_kept(expected, so
     assert content(tmp_path / "parts") == expected
 
 
+def test_an_error_names_its_part(expected, tmp_path):
+    with pytest.raises(CorruptFileError, match=r"^part 3/5: a\.tar, byte 512, record 3: the checksum is") as caught:
+        run(Eventful(tmp_path / "log", "corrupt"), tmp_path)
+    assert (caught.value.index, caught.value.offset) == (3, 512)
+    with pytest.raises(SourceError, match=r"^part 3/5: Odd: strange") as caught:
+        run(Eventful(tmp_path / "odd", "raise_own"), tmp_path, overwrite=True)
+    assert "The original traceback, in the process of part 3/5" in caught.value.__notes__[-1]
+
+
 def test_an_interrupted_run_without_an_engine_is_not_continued_with_one(expected, tmp_path):
     with pytest.raises(CorruptFileError):
         run(Eventful(tmp_path / "log", "corrupt", times=99), tmp_path, engine=None)

@@ -240,7 +240,8 @@ def collect(mutants: list[Mutant], results: int, into: SimpleQueue[tuple[Mutant,
 
 def plant(mutants: list[Mutant], copy: Path, among: list[str] | None, results: int) -> NoReturn:
     """Try mutants one after another in a process of its own; write a line of JSON for each to a descriptor."""
-    tests = [by_name(each.path, among) if among else tests_of(each.path, each.line) for each in mutants]
+    # Lines that only run in processes of tests are in no test's coverage.
+    tests = [(not among and tests_of(each.path, each.line)) or by_name(each.path, among or TESTS) for each in mutants]
     files = sorted({test.partition("::")[0] for chosen in tests for test in chosen})
     copied(copy)
     os.chdir(copy)

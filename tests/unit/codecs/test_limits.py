@@ -29,13 +29,14 @@ TOO_LARGE = r"takes [\d,]+ bytes of memory, and max_record_bytes is {:,}: the fi
 
 def image(kind: str, side: int = 1_000) -> bytes:
     stream = io.BytesIO()
-    PIL.Image.fromarray(np.zeros((side, side, 3), np.uint8)).save(stream, kind)
+    *lossless, kind = kind.split()
+    PIL.Image.fromarray(np.zeros((side, side, 3), np.uint8)).save(stream, kind, **dict.fromkeys(lossless, True))
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "tiff", "bmp", "ppm"])
+@pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "webp", "lossless webp", "tiff", "bmp", "ppm"])
 def test_images(kind):
-    data, each = image(kind), 24 if kind == "webp" else 12
+    data, each = image(kind), 24 if kind.endswith("webp") else 12
     limit = 1_000_000 * each
     told = f"an image of 1000 x 1000 pixels; the limit is 999999, with max_record_bytes={limit - 1:,} and {each} bytes"
     with pytest.raises(CorruptFileError, match=told):

@@ -75,8 +75,9 @@ def written(writer, *records):
     return writer
 
 
-def test_nothing_shows_before_close(writer_of, tmp_path):
-    path = tmp_path / "a" / "b" / "out"
+def test_nothing_shows_before_close(writer_of, tmp_path, monkeypatch):
+    path, synced = tmp_path / "a" / "b" / "out", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     writer = writer_of(path)
     writer.extend(["a", "b"])
     assert repr(writer) == f"{writer_of.__name__}({str(path)!r}, 2 records, open)"
@@ -85,6 +86,7 @@ def test_nothing_shows_before_close(writer_of, tmp_path):
     assert temporary.name.endswith(".tmp")
     writer.close()
     writer.close()
+    assert [path.stat().st_ino in synced, synced[-1]] == [True, path.parent.stat().st_ino], "as after a power failure"
     assert ([entry.name for entry in path.parent.iterdir()], read(path), len(writer)) == (["out"], "a\nb\n", 2)
     with pytest.raises(ConfigError, match=r"the writer of .*out is closed: nothing more can be written"):
         writer.write("a")

@@ -12,7 +12,7 @@ from dataload.errors import ChangedFileError, CorruptFileError, MachineError
 from dataload.storage.core import core, core_name
 from dataload.storage.local import record_files as mapped
 from dataload.storage.local.record_files import MappedFile, UnmappedFile
-from dataload.storage.record_file import reading_tables
+from dataload.storage.record_file import RowLayout, reading_tables
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8).tobytes()
 KINDS = [MappedFile, UnmappedFile]
@@ -50,6 +50,9 @@ def test_gather_equals_slices(path, data, length):
         got = kind(path).gather(offsets, length)
         assert (got.shape, got.dtype, got.flags.c_contiguous) == ((len(offsets), length), np.uint8, True)
         assert [row.tobytes() for row in got] == slices(offsets, length)
+        if len(offsets) and length >= 7:
+            cut = kind(path).cut(offsets, RowLayout(length, {"x": (3, np.dtype("<u2"), (2,))}))
+            assert cut["x"].tobytes() == b"".join(slices(offsets + 3, 4))
 
 
 @given(ranges=st.lists(st.tuples(st.integers(0, 65_000), st.integers(0, 5000)), max_size=30))

@@ -16,6 +16,7 @@ from dataload.convert.ledger import Journal, JournalFile
 from dataload.convert.plan import Target
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
+from dataload.storage import Remote
 
 SYRAH = get_format("syrah")
 
@@ -193,6 +194,8 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
             ]
         ),
         ({"options": []}, "its options are not a table"),
+        ({"parts": -1}, "parts is -1"),
+        ({"part": "1"}, "part is '1'"),
         ({"finished": {"b": FINISHED}}, "it has no shard 'b', and yet says that it is finished"),
         ({"finished": {"a-0": {**FINISHED, "bytes": "3"}}}, "the size of the shard 'a-0' is '3'"),
         ({"finished": {"a-0": {**FINISHED, "records": -1}}}, "the number of records of the shard 'a-0' is -1"),
@@ -221,6 +224,19 @@ def test_a_journal_is_not_written_through_a_link_or_to_a_directory(tmp_path):
         JournalFile(str(tmp_path / "d")).load()
     with pytest.raises(SourceError, match=r"cannot write .*d: Is a directory"):
         JournalFile(str(tmp_path / "d")).save(journal())
+
+
+def test_a_journal_that_another_run_has_replaced_stays():
+    pytest.importorskip("obstore")
+    ours, theirs = (JournalFile("memory://journals/j", Remote.of(None, None)) for _ in range(2))
+    ours.save(journal())
+    theirs.load()
+    theirs.save(journal(records=6))
+    assert not ours.offer(journal())
+    ours.remove()
+    assert theirs.load() == journal(records=6)
+    theirs.remove()
+    assert theirs.load() is None
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])

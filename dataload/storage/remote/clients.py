@@ -121,7 +121,11 @@ class HubClient(ObjectClient):
     def put(self, url: str, *_: Any, **__: Any) -> NoReturn:
         raise StoreError(f"cannot write {url}: write a local directory, and upload it with `hf upload`", path=url)
 
-    put_parts = delete = put
+    def put_parts(self, url: str, *_: Any, **__: Any) -> NoReturn:
+        self.put(url)
+
+    def delete(self, url: str, *_: Any, **__: Any) -> NoReturn:
+        self.put(url)
 
     def _request(self, url: str, key: str, version: ObjectVersion, chunk: Chunk) -> Any:
         result = self._obstore.get(self._store, key, options={"range": (chunk.start, chunk.stop)})

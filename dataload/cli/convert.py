@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from dataload.cli.options import (
     Split,
     Take,
     Where,
-    bytes_of,
     decodes,
     parse_engine,
     parse_options,
@@ -240,6 +239,12 @@ def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
 
 _TRIED = 256
 _LISTED = 20
+
+
+def bytes_of(files: Iterable[str]) -> int:
+    """Return the size of local files and of what is in local directories."""
+    paths = [path for file in dict.fromkeys(files) for path in (Path(file), *Path(file).rglob("*"))]
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def sizes(after: int, before: int, *, about: bool = False) -> str:

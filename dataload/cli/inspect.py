@@ -21,6 +21,7 @@ from dataload.analysis.shown import (
     show_records,
 )
 from dataload.api import record_loader
+from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics
@@ -38,7 +39,6 @@ from dataload.cli.options import (
     State,
     Where,
     WorldSize,
-    bytes_of,
     check_steps,
     load_state,
     parse_range,
@@ -55,7 +55,7 @@ from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
 from dataload.sources.file_source import FileSource
 from dataload.sources.views.sequences import find_statistics
-from dataload.storage import Remote, storage_of
+from dataload.storage import Remote, is_url, storage_of
 from dataload.storage.core import core_name
 from dataload.storage.remote.settings import node_directory
 from dataload.types import BatchReader, ColumnReader, Sharded
@@ -150,7 +150,7 @@ def _facts(source: Source[Any], found: DataSetFiles, remote: Remote | None) -> d
         "format": found.format.name,
         "core": core_name(),
         "records": len(source),
-        "bytes": sum(shard["bytes"] for shard in shards) or bytes_of(found.files),
+        "bytes": sum(shard["bytes"] for shard in shards) or _size_below(found.files),
         "fields": {
             name: {
                 "dtype": spec.dtype,
@@ -183,6 +183,11 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
 def _size(path: str, remote: Remote | None) -> int:
     storage = storage_of(path, remote)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
+
+
+def _size_below(directories: Sequence[str]) -> int:
+    """Return the bytes of all visible files in local directories and below."""
+    return sum(shard_bytes(path) for path in directories if not is_url(path) and storage_of(path).is_directory(path))
 
 
 def _shorten(value: Any) -> Any:

@@ -6,9 +6,8 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -197,12 +196,6 @@ class SourceOptions:
             kind = type(found).__name__
             raise ConfigError(f"{self.path} returns {kind!r}, not a source: a source has __len__ and __getitem__")
         return found
-
-
-def bytes_of(files: Iterable[str]) -> int:
-    """Return the size of local files and of what is in local directories."""
-    paths = [path for file in dict.fromkeys(files) for path in (Path(file), *Path(file).rglob("*"))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def command_group(text: str) -> Any:

@@ -39,6 +39,8 @@ def test_a_video_is_a_strip(tmp_path):
 
 
 def test_what_commands_say_of_robots_and_videos(robot, tmp_path):
+    (robot / ".cache").mkdir()
+    (robot / ".cache" / "a.lock").write_bytes(bytes(1 << 20))  # as downloads leave behind: no part of the data
     shown = command_line.run("inspect", robot).stdout
     assert "lerobot: 86 records in 5 shards, 1." in shown
     assert "episode 4        1" in shown

@@ -93,11 +93,11 @@ def _in_notebook() -> bool:
 
 
 _Show: TypeAlias = Callable[[list[str]], object]
-"""Shows the lines of a view; the thread of the view calls it, inside the context that comes with it."""
+"""Shows lines. The view's thread enters the context returned with it, and then calls it."""
 
 
 def _on_terminal(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
-    """Replace the lines by the new ones."""
+    """Return how to replace the lines on a terminal."""
     live: Any = load_optional("rich.live", needed_by="the live view", extra="cli")
     console: Any = load_optional("rich.console", needed_by="the live view", extra="cli")
     text: Any = load_optional("rich.text", needed_by="the live view", extra="cli").Text
@@ -112,7 +112,7 @@ def _on_terminal(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
 
 
 def _in_cell() -> tuple[AbstractContextManager[Any], _Show]:
-    """Replace the lines in the output of the cell that started the view."""
+    """Return how to replace the lines in the output of the notebook cell that started the view."""
     display: Any = load_optional("IPython.display", needed_by="the live view in a notebook", extra="cli")
     handle = display.display(display.HTML(""), display_id=True)
 
@@ -124,7 +124,7 @@ def _in_cell() -> tuple[AbstractContextManager[Any], _Show]:
 
 
 def _in_log(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
-    """Write a line with the time of day."""
+    """Return how to write one line at a time, after the time of day."""
 
     def show(lines: list[str]) -> None:
         stream.write(f"{strftime('%H:%M:%S')} {'; '.join(lines)}\n")  # one write: ranks may share the log

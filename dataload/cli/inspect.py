@@ -320,7 +320,7 @@ def show_command(
         )
         page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
     if html is not None:
-        write_file(html, page.to_html(), "--html", "w")
+        write_file(html, page.to_html().encode(errors="replace").decode(), "--html", "w")
         print_line(f"wrote {html} ({os.path.getsize(html):,} bytes)")
     else:
         _print_batch(page)

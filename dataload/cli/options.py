@@ -275,7 +275,7 @@ def check_new(path: str, option: str) -> None:
 def write_file(path: str, text: str, option: str, mode: str = "x") -> None:
     """Write a file that an option names, by default one that does not exist yet."""
     try:
-        with open(path, mode, encoding="utf-8", errors="replace") as file:
+        with open(path, mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from error

@@ -330,7 +330,7 @@ def _recorded(tasks: Iterable[Task], record: deque[Task]) -> Iterator[Task]:
 
 
 def one_by_one(steps: Iterable[int], _: Callable[[], int]) -> Iterator[range]:
-    """Yield each step as a task of its own."""
+    """Yield one task for each step."""
     return (range(step, step + 1) for step in steps)
 
 

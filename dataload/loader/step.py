@@ -69,13 +69,13 @@ class BlockedPlans:
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
-        self._steps = max(1, BLOCK_ROWS // planner.rows_per_step)  # of a block
+        self._block_steps = max(1, BLOCK_ROWS // planner.rows_per_step)
         self._blocks: dict[tuple[int, int, int], Sequence[BatchPlan]] = {}
         self._lock = threading.Lock()
 
     def find(self, epoch: int, origin: int, step: int) -> BatchPlan:
         """Return the plan of a step of an epoch whose step 0 begins at item `origin`."""
-        size = self._steps
+        size = self._block_steps
         block = step // size
         with self._lock:
             plans = self._blocks.get((epoch, origin, block))

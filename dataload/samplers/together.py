@@ -105,7 +105,7 @@ class _Shuffles:
             later += least
             keys = derive_keys([self._seeds[n] for n in which.tolist()], "shuffle", later.tolist(), KEY_WORDS)
             is_one = np.bincount(which).max() == 1
-            if not is_one:  # several passes, of which the last ones stay
+            if not is_one:  # a component is in several passes here: only the last one is kept
                 tables, zeros = Permutations.of(self._tables.ends[which]), np.zeros(len(which), np.int64)
                 tables.select(np.arange(len(which)), keys)
                 found[late] = tables.find(numbers, draws - passes * lengths, zeros, zeros)

@@ -223,13 +223,13 @@ class ShardDirectory:
 
 
 def _compared(reader: Any) -> Array | None:
-    """Return the ranges of a file that are compared with those of others, (n, 2) int64; None if none are, or many."""
+    """Return the ranges of a file to compare with others, (n, 2) int64; None if there are none, or too many bytes."""
     layout = np.array(reader.layout_ranges() or (), np.int64)
     return layout if 0 < int(layout[..., 1:].sum()) <= _MOST_COMPARED else None
 
 
 def _map_alike(files: ShardMaps, first: int, shards: Int64Array, layout: Array, known: KnownShards) -> Int64Array:
-    """Map shards; return those of the known versions and contents that have the same bytes in `layout` as the first."""
+    """Map shards. Return those with the first one's bytes in the ranges `layout`, and the known version and content."""
     numbers: list[int] = shards.tolist()
     versions = files.add_alike(first, shards, [known.paths[each] for each in numbers])
     same = shards[(versions == known.versions[shards]).all(axis=1)]

@@ -189,12 +189,15 @@ def describe_value(value: Any) -> str:
     return repr(value)
 
 
+_OPTION_CHARACTERS, _REPR_CHARACTERS = 60, 190  # longer ones are cut
+
+
 def short_repr(name: str, parts: Sequence[str], options: Mapping[str, Any]) -> str:
     """Return the repr of a source: its name, these `parts`, and as many options as are not too long."""
     # Dots for a long text, which would be broken syntax if cut.
     described = [(key, describe_value(value)) for key, value in options.items()]
-    shown = [f"{key}={text if len(text) <= 60 else '...'}" for key, text in described]
-    while shown and len(", ".join([*parts, *shown])) > 190 - len(name):
+    shown = [f"{key}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for key, text in described]
+    while shown and len(", ".join([*parts, *shown])) > _REPR_CHARACTERS - len(name):
         shown[-2:] = ["..."] if shown[-1] == "..." else [*shown[-2:-1], "..."]
     return f"{name}({', '.join([*parts, *shown])})"
 

@@ -45,9 +45,12 @@ class JsonlWriter(Writer):
     def _finish(self) -> None:
         if not len(self):
             self._out.write(b"\n")
-        self._discard()
+        self._close()
 
     def _discard(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._out.close()
         self._stream.close()
 

@@ -158,5 +158,5 @@ class Traffic:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return a fraction, 0 of nothing."""
+    """Return `part` / `whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0

@@ -38,6 +38,7 @@ from dataload.storage.local.files import versions_of
 from dataload.storage.paths import as_path
 
 _SHOWN_PATTERNS = 10
+_DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
 _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 _PATTERN = re.compile(r"[*?[{]")
 
@@ -80,10 +81,10 @@ class DataSetFiles:
                 raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
         return several[0] if several else {}
 
-    def known(self, given: Iterable[str]) -> ListedShards | None:
-        """Return what the manifests say of all shards; None if a `given` option of the reader may change it."""
+    def known(self) -> ListedShards | None:
+        """Return what the manifests say of all shards; None if they do not list all."""
         names = [name for entry in self.listed for name in entry.names]
-        if len(names) != len(self.files) or {*given} - harmless_options(self.format):
+        if len(names) != len(self.files):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
         marks = tuple(mark for entry in self.listed for mark in entry.contents or (None,) * len(entry.names))
@@ -104,24 +105,26 @@ class DataSetFiles:
             options = {**options, "storage_options": None, "remote": self.remote}
         # A manifest says all; asking the first of its shards would be a request.
         recorded = {} if self.listed else self.format.find_recorded(self.files, self.remote)
-        known = self.known(options)
+        known, affecting = self.known(), {*options} - harmless_options(self.format)
         source = self.format.open(self.files, fields=selected, options={**recorded, **self.options, **options})
         if isinstance(source, FileSource):
             source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in self.listed), "paths"))
             far, is_index = {*map(is_url, self.files)}, source.paths != tuple(map(local_path, self.files))
-            known = None if is_index else known  # what is listed is the index, and it names the shards
-            if known is not None and len(far) == 1 and not check:
+            # What is listed may be the index, which names the shards. Local shards were looked at, see `_listed`.
+            known = None if is_index or (affecting and (far == {False} or affecting - _DECODING)) else known
+            if known is not None and not affecting and len(far) == 1 and not check:
                 source.open_on_first_use(known)  # and compared then
                 if far == {True}:
                     return source
                 known = None
         try:
             len(source)  # opens the files
-            if known is not None and selected is None:
+            if known is not None:
                 if isinstance(source, FileSource):
                     source.compare(known)
-                else:
-                    known.compare(self.files, source.shard_lengths, [""] * len(self.files))
+                elif selected is None and not affecting:
+                    for shard, facts in enumerate(zip(self.files, source.shard_lengths, strict=True)):
+                        known.check(shard, *facts)
         except BaseException:
             source.close()
             raise

@@ -33,7 +33,6 @@ from dataload.sources.shards import (
     describe_shard,
     most_open_shards,
     open_different,
-    open_file_of,
     shard_of,
 )
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
@@ -213,7 +212,7 @@ class FileSource(Source[T_co]):
         with reading_tables(whole=True):  # the table and both ends
             reader = self._open_reader(shard)
             try:
-                self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
+                self._known.check(shard, path, len(reader), data_file, reader)
                 if self._versions is not None and not self._known.listed and not is_url(path):
                     check_versions([data_file], self._versions[shard : shard + 1])
                 if self._selected:
@@ -224,8 +223,9 @@ class FileSource(Source[T_co]):
         return reader
 
     def compare(self, known: ListedShards) -> None:
-        """Compare the lengths of all shards, and both ends of local files, with `known` ones."""
-        known.compare(self._paths, self.shard_lengths, [*map(self._data_file, self._paths)])
+        """Compare the lengths of all shards, and the ends of files that are here, with `known` ones."""
+        for shard, (path, records) in enumerate(zip(self._paths, self.shard_lengths, strict=True)):
+            known.check(shard, path, records, self._data_file(path), self._data_set().readers[shard])
 
     def _open_readers(
         self, most_open: int, directory: ShardDirectory | None, versions: Int64Array

@@ -19,14 +19,14 @@ from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_marks
-from dataload.catalog.facts import Evidence, ShardFacts, spec_of
+from dataload.catalog.facts import Evidence, ShardFacts, is_same_content, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import SLOW_SECONDS, ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
-from dataload.storage.local.record_files import MappedFile
+from dataload.storage.local.record_files import ReopenedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
 _SECONDS_UNSHOWN = 2.0
@@ -159,10 +159,10 @@ class ShardReader(ABC, Generic[T_co]):
         self.release()
 
 
-def open_file_of(reader: "ShardReader[Any]", data_file: str) -> MappedFile | None:
-    """Return the file of a reader if it is this one, on this machine and mapped as it is."""
+def open_file_of(reader: "ShardReader[Any] | None", data_file: str) -> ReopenedFile[Any] | None:
+    """Return the file of a reader if it is this one, or a whole copy of this object."""
     file = getattr(reader, "_file", None)
-    return file if isinstance(file, MappedFile) and file.is_plain and file.path == data_file else None
+    return file if isinstance(file, ReopenedFile) and file.path == data_file else None
 
 
 def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | None) -> ContentMark:
@@ -180,7 +180,7 @@ def describe_shard(
     # A look before the shard is opened, so that a later change shows; an open file tells its version itself.
     found = None if is_alone else look_locally(path)
     with reading_tables(whole=True), file_errors(path), contextlib.closing(open_shard(path)) as reader:
-        if data_file == path and (file := open_file_of(reader, path)) is not None:
+        if data_file == path and not is_url(path) and (file := open_file_of(reader, path)) is not None:
             size, ends, sha256 = read_marks(file)
             content, evidence = ContentMark(size, ends, reader.identity()), Evidence(file.identity.changed)
             return ShardFacts(base_name(path), size, len(reader), sha256, content, evidence), True
@@ -204,20 +204,24 @@ class ListedShards:
     contents: tuple[ContentMark | None, ...] | None = None
     versions: Int64Array | None = field(default=None, compare=False)
 
-    def check(self, shard: int, path: str, records: int, data_file: str = "", file: RecordFile | None = None) -> None:
-        """Compare the number of records of an opened shard, and both ends of a local file, which may be open."""
+    def check(
+        self, shard: int, path: str, records: int, data_file: str = "", reader: ShardReader[Any] | None = None
+    ) -> None:
+        """Compare the number of records, and the content of a local file or of a whole copy of an object."""
         if records != self.lengths[shard]:
             if not self.listed:
                 raise rewritten_error(path)
             raise _stale_error(path, f"{records:,} records, and {self.lengths[shard]:,} in the manifest")
-        mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
-        if mark is not None and (ends_of_file(data_file, None) if file is None else ends_of(file)) != mark[:2]:
+        mark = None if self.contents is None or not data_file else self.contents[shard]
+        if mark is None:
+            return
+        file = open_file_of(reader, data_file)
+        if reader is None or not is_url(data_file):
+            same = (ends_of_file(data_file, None) if file is None else ends_of(file)) == mark[:2]
+        else:
+            same = file is None or is_same_content(ContentMark(*ends_of(file), reader.identity()), mark)
+        if not same:
             raise _stale_error(path, "another content than in the manifest")
-
-    def compare(self, paths: Sequence[str], lengths: Sequence[int], files: Sequence[str]) -> None:
-        """Compare all shards; see `check`."""
-        for shard, facts in enumerate(zip(paths, lengths, files, strict=True)):
-            self.check(shard, *facts)
 
 
 def _stale_error(path: str, found: str) -> CorruptFileError:

@@ -190,6 +190,30 @@ def test_a_shard_that_changed_is_written_again(place):
     assert place.numbers() == [*range(COUNT)]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [("lmdb", {}), ("lmdb", {"codec": bytes}), ("torchrecord", {}), ("torchrecord", {"db_num": 1})],
+)
+def test_folders_of_an_unfinished_overwrite_are_refused(place, suffix, options):
+    """The manifest has no ETags of their objects, and their sizes may be equal."""
+    names = [f"a-0000{shard}-of-00002.{suffix}" for shard in range(2)]
+    records, others = ([{"x": Records()[n]["x"], "n": n + more} for n in range(12)] for more in (0, 100))
+    place.convert(f"a.{suffix}", dataload.MemorySource(records), shards=2)
+    old = [place.content(f"{name}/data.mdb") for name in names]
+    with place.open(**options) as before:
+        place.convert(f"a.{suffix}", dataload.MemorySource(others), shards=2, overwrite=True)
+        assert [len(place.content(f"{name}/data.mdb")) for name in names] == [*map(len, old)]
+        with place.open(**options) as after:
+            assert len([*after]) == 12
+        place.put(f"{names[0]}/data.mdb", old[0])  # as if the second had been overwritten first
+        match = rf"{names[0]} has another content than in the manifest: if the shards .* {place.url}`"
+        with pytest.raises(CorruptFileError, match=match), place.open(**options) as mixed:
+            mixed[0]
+        if not options:  # else all shards were downloaded before
+            with pytest.raises(CorruptFileError, match=match.replace(*names)):
+                before[6]
+
+
 def test_nothing_is_overwritten_unasked(place):
     place.put(SHARDS[1], b"precious")
     with pytest.raises(ConfigError, match=rf"{SHARDS[1]} exists"):

@@ -19,7 +19,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import WAITS, Workplace
 from dataload.loader.step import StepWork
 
-_QUICK_SECONDS = 5e-3  # of work per batch: below it, the consumer's thread may be the fastest place
+_QUICK_SECONDS = 5e-3  # of work per batch
 _WAITING = 0.5  # fraction of their busy time: workers that use less CPU mostly wait for something else
 _MOST_WAITING = 4  # times the CPUs: workers that "auto" may use if they mostly wait
 _MOST_PREFETCH = 8  # batches ahead per worker that "auto" may use
@@ -37,7 +37,7 @@ _DOWN = ("half", "fewer", "one", "none", "double", "more", "deeper")
 _AGAIN = ("double", "more", "fewer", "none", "deeper")
 
 _SAMPLE_SECONDS, _LONG_SECONDS = 0.1, 2.0
-_STEPS_PER_WORKER = 8
+_STEPS_PER_WORKER, _PATIENCE = 8, 64
 _START_SECONDS = {"serial": 0.0, "threads": 0.0, "processes": 1.5, "ray": 3.0}  # until new workers deliver
 
 
@@ -88,6 +88,11 @@ class ThroughputSample(NamedTuple):
     def mostly_waits(self) -> bool:
         """True if the CPU clock shows that the work mostly waits for something else."""
         return bool(self.cpu_clock_seconds) and self.cpu_seconds < _WAITING * self.busy * self.cpu_clock_seconds
+
+    @property
+    def is_quick(self) -> bool:
+        """True if a batch takes so little work that the consumer's thread may be the fastest place."""
+        return self.work_seconds <= _QUICK_SECONDS * self.steps
 
     def since(self, earlier: ThroughputSample) -> ThroughputSample:
         """Return the part of this sample that came after an earlier one."""
@@ -222,7 +227,7 @@ def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> boo
     if trial.workers == best.workers:  # a longer queue helps if the workers have to wait for the consumer
         return waits and best.workers > 0 and sample.busy < 0.9 * best.workers
     if not trial.workers:
-        return sample.work_seconds <= _QUICK_SECONDS * sample.steps
+        return sample.is_quick
     return waits or trial.workers < best.workers
 
 
@@ -243,9 +248,10 @@ class Scaling:
         self._search = first_search(Setting(1 if workers is None else workers, prefetch), self.bounds)
         self._started = self._search.best.workers  # the most workers that there ever were
         self._mark = ThroughputSample(0, 0.0, 0.0, 0.0)
+        self._patience = 0 if workers is None else _PATIENCE * workers  # steps until the first trial, unless quick
         self._settling = True
         self._settle_seconds: float | None = None  # None for the executor's start time
-        self._due = 1  # the steps with which to look again
+        self._due = self._settled = 1  # the steps with which to look again, and with which a new setting has settled
         self._cpu = 0.0, 0.0  # of the last sample in which the CPU clock was read
 
     @property
@@ -261,34 +267,43 @@ class Scaling:
         consumer = r.consumer_seconds - r.pause_seconds
         total = ThroughputSample(r.steps, r.wait_seconds, consumer, r.work_seconds, *cpu, r.lag)
         now = total.since(self._mark)
-        if self._settling:
-            if self._settle_seconds is None:
-                self._settle_seconds = _START_SECONDS[recorder.executor]
-            if now.seconds >= self._settle_seconds:
-                self._settling, self._mark = False, total
-                self._due = total.steps + 1
-            return
-        length = self._search.length
-        enough = length * _STEPS_PER_WORKER * max(1, self.setting.workers)  # workers deliver in bursts
-        left = length * _SAMPLE_SECONDS - now.seconds
-        if left > 0:
-            self._due = total.steps + max(1, min(64, int(left / now.seconds_per_step / 2)))
-            return
-        if now.steps < enough and not (now.seconds >= length * _LONG_SECONDS and now.steps >= enough // 3):
-            return
+        if not self._is_hopeless(now):
+            if self._settling:
+                if self._settle_seconds is None:
+                    self._settle_seconds = _START_SECONDS[recorder.executor]
+                settled = now.seconds >= self._settle_seconds and total.steps >= self._settled
+                if settled and (now.is_quick or total.steps >= self._patience):
+                    self._settling, self._mark = False, total
+                return
+            length = self._search.length
+            enough = length * _STEPS_PER_WORKER * max(1, self.setting.workers)  # workers deliver in bursts
+            left = length * _SAMPLE_SECONDS - now.seconds
+            if left > 0:
+                self._due = total.steps + max(1, min(64, now.steps, int(left / now.seconds_per_step / 2)))
+                return
+            if now.steps < enough and not (now.seconds >= length * _LONG_SECONDS and now.steps >= enough // 3):
+                return
         if now.cpu_clock_seconds:
             self._cpu = now.cpu_seconds, now.cpu_clock_seconds
         before = self.setting
         now = now._replace(cpu_seconds=self._cpu[0], cpu_clock_seconds=self._cpu[1])
         self._search = search(self._search, now, self.bounds)
         self._mark = total
-        self._due = total.steps + 1
         if self.setting != before:
-            self._due = total.steps + in_flight() + 1
+            self._settled = total.steps + in_flight() + 1
             grows = self.setting.workers > self._started
             self._started = max(self._started, self.setting.workers)
             self._settling, self._settle_seconds = True, None if grows else 0.0
             use(self.setting)
+
+    def _is_hopeless(self, now: ThroughputSample) -> bool:
+        """Return True if a trial of fewer workers fails even if each of them delivers another batch at once."""
+        # Steps in flight when the number changed were not slower than others, so this holds while they are received.
+        state, workers = self._search, self.setting.workers
+        if not state.on_trial or workers >= state.best.workers or now.seconds < state.length * _SAMPLE_SECONDS:
+            return False
+        best_case = search(state, now._replace(steps=now.steps + max(1, workers)), self.bounds)
+        return best_case.trial is None and best_case.best == state.best
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,15 @@ def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(eight_cpu
     assert simulation.used.most_common(1)[0][0] in expected
 
 
+@pytest.mark.parametrize("cpus", [2, 8, 64])
+@pytest.mark.parametrize(("seconds", "share"), [(3, 1.0), (10, 0.94)])
+def test_trials_cost_a_short_run_nothing_and_a_longer_one_little(cpus, seconds, share):
+    fixed, searching = (Simulation(cpu=0.05, cpus=cpus, workers=cpus) for _ in range(2))
+    fixed.run(seconds)
+    searching.run(seconds, Scaling(cpus, 2))
+    assert searching.taken >= share * fixed.taken
+
+
 @pytest.mark.parametrize("workers", [8, None])
 def test_pauses_of_the_consumer_do_not_decide(eight_cpus, workers):
     scaling = Scaling(workers, 2)

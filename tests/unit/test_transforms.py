@@ -1,10 +1,12 @@
 """Which transforms get a context, and what it holds."""
 
 import functools
+import pickle
 
 import numpy as np
 import pytest
 
+from dataload._util.randomness import derive_key
 from dataload.transforms import SampleContext, compose
 
 
@@ -46,3 +48,11 @@ def test_random_numbers_belong_to_seed_epoch_and_index():
     assert SampleContext(1, 2, 0).generator.integers(2**63) == draws[0, 2, 1]
     context = SampleContext(0, 0, 0)
     assert context.generator is context.generator
+
+
+def test_a_generator_is_numpys_of_the_same_key_also_when_pickled():
+    ours = SampleContext(1, 2, 3).generator
+    theirs = np.random.Generator(np.random.Philox(key=derive_key(3, "transform", 2, 1, words=2)))
+    copied = pickle.loads(pickle.dumps(ours))
+    expected = theirs.integers(2**63, size=10).tolist()
+    assert [each.integers(2**63, size=10).tolist() for each in (ours, copied)] == [expected] * 2

@@ -193,7 +193,7 @@ class _Key(ISeedSequence):
     def __init__(self, words: UInt64Array) -> None:
         self._words = words
 
-    def generate_state(self, n_words: int, dtype: object = np.uint64) -> UInt64Array:
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> UInt64Array:  # noqa: ARG002 - numpy calls it
         return self._words
 
 

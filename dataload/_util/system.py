@@ -177,7 +177,7 @@ def usable_cpus() -> int:
     """Return the CPUs that this process may use: its affinity, or its control groups' quota if smaller, rounded up."""
     affinity = getattr(os, "sched_getaffinity", None)
     count, quota = (os.cpu_count() or 1) if affinity is None else len(affinity(0)), cgroup_quota()
-    return count if quota is None else max(1, min(count, math.ceil(quota)))
+    return count if quota is None else min(count, math.ceil(quota))
 
 
 def cpu_demand() -> float:

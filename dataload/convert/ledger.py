@@ -372,11 +372,11 @@ class ConversionLedger(Ledger):
 
     def replaceable(self, todo: Sequence[Shard]) -> set[str]:
         """Return the paths of shards that may be replaced: without a lock, another run may be writing missing files."""
-        mode, target = self._mode, self._target
-        if mode.overwrite or ((mode.resume or mode.part) and not target.is_shared):
+        mode = self._mode
+        if mode.overwrite:
             return {shard.path for shard in todo}
         known = {shard.path for shard in todo if (shard.name, "") in self.known}
-        return known.union(target.existing(todo)) if mode.resume or mode.part else set()
+        return known.union(self._target.existing(todo)) if mode.resume or mode.part else set()
 
     def seal(self, finished: Mapping[str, ShardFacts]) -> None:
         """Save the complete journal: if it is local without the run, because earlier releases wrote none."""

@@ -270,8 +270,11 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         self._stream_workers.replace()
-        epoch, step = self._cursor.epoch, max(lost.position.step, self._cursor.step)
-        sequence, where = self._stream_workers.locate(lost.position)
+        epoch, step, position = self._cursor.epoch, self._cursor.step, lost.position
+        sequence, where = -1, ""
+        if position.epoch == epoch:  # or else the worker has not begun it
+            step = max(step, position.step)
+            sequence, where = self._stream_workers.locate(position)
         message = f"step {step} of epoch {epoch} failed{where and ' '}{where}: {lost.worker} {lost.reason}"
         return WorkerError(
             f"{message}\n{lost.stacks}" if lost.stacks else message,

@@ -1,6 +1,8 @@
 """The loader of iterators with worker processes: the same batches, states and errors; nothing is left behind."""
 
 import itertools
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -86,6 +88,10 @@ def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes
         assert caught.value.indices == (1,)
         loader.load_state_dict(loader.state_dict())
         assert [batch["x"].tolist() for batch in loader] == [[2, 2], [3, 3], [4, 0]]
+        os.kill(works.workers()[-1], signal.SIGKILL)  # it waits, and its position is of the epoch before
+        with pytest.raises(WorkerError, match=r"step 0 of epoch 1 failed: dataload-\d \(.* was killed") as caught:
+            next(iter(loader))
+        assert (caught.value.step, caught.value.indices) == (0, ())
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])

@@ -60,5 +60,7 @@ def test_timings_are_a_timeline():
         figure = plot_timings(each, model_time=0, n_batches=4)
         assert "4 batches, 0 s of model" in " ".join(text.get_text() for text in figure.texts)
         assert figure.axes[0].collections[2:], "the spans of steps"
+        workers = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
+        assert workers[:-1] == (["worker 0", "worker 1"] if each is loader else ["consumer makes"])
     loader.loaders = [[[1], [2]], [[3]]]
     assert list(loader) == [[1, 3]], "the shortest ends it"

@@ -79,6 +79,8 @@ def test_every_setting_arrives(data, monkeypatch):
     with from_config(config(data, shards=True)) as loader:
         assert loader.batch_sampler.rows == 4, "of all ranks"
         assert next(iter(loader))["x"].shape == (2, 1)
+    with from_config(config(data, 3, shards=True, shuffled_rows=1)) as loader:
+        assert [part.rows for part in loader.batch_sampler.parts] == [4, 2], "of all ranks"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from importlib.machinery import ModuleSpec
-from multiprocessing import forkserver, get_context
+from multiprocessing import connection, forkserver, get_context
 from pathlib import Path
 from types import ModuleType
 
@@ -106,6 +106,18 @@ def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
                 assert [pending.pop(key).result() for key in done] == done
         assert [result.result() for result in pending.values()] == list(pending)
         assert free_slots(tasks, lambda number: np.full(20_000, number)) == 4
+
+
+def test_a_cancelled_task_is_not_begun():
+    with executor(works.do) as tasks:
+        first = tasks.submit(PID)
+        connection.wait([first.worker.connection], 20)
+        assert first.done()
+        os.kill(pid := first.result(), signal.SIGSTOP)
+        tasks.submit(("die", signal.SIGKILL)).cancel()
+        behind = tasks.submit(PID)
+        os.kill(pid, signal.SIGCONT)
+        assert behind.result() == pid
 
 
 def test_processes_that_are_not_in_use_get_no_tasks():

@@ -83,6 +83,20 @@ def test_a_tokenizer_that_normalizes_and_drops_spaces_labels_the_same_text():
     assert texts == ["the sun <|im_end|>", "blue <|im_end|>"]
 
 
+@pytest.mark.parametrize("kind", ["bytes", "marks"])
+def test_a_token_across_an_edge_of_an_answer_is_learnt(kind):
+    tokenizer = make(None, kind=kind)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    text = "Where is the sun? In the sky. Green as the sky is  "
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    for begin in range(6, 34, 3):
+        for end in range(begin + 6, 50, 4):
+            talk = [user(text[:begin]), answer(text[begin:end]), user(text[end:])]
+            overlaps = [first < end and begin < last for first, last in encoded["offset_mapping"]]
+            expected = np.where([False, *overlaps[1:]], encoded["input_ids"], -100).tolist()
+            assert Chat(tokenizer)({"messages": talk})["labels"].tolist() == expected, (begin, end)
+
+
 def test_tools_and_system_messages_are_rendered_and_not_learnt():
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
@@ -129,6 +143,7 @@ THINKING = [
             "message 0 in field 'messages' must be a dict with .*",
         ),
         ("chatml", {"messages": ["a"]}, "message 0 in field 'messages' must be a dict with role and content, got 'a'"),
+        ("chatml", {"messages": ["a" * 99]}, f"a dict with role and content, got '{'a' * 79}$"),
         ("chatml", {"talk": TALK}, "there is no field 'messages': Known: talk"),
         (
             "chatml",

@@ -122,6 +122,9 @@ def test_a_data_set_that_grows_is_read_whole_in_the_next_epoch():
 def test_a_batch_sampler_gives_the_order_that_is_served_next():
     loader = DataLoader(Made(int, 9), 2, shuffle=True)
     assert isinstance(loader.sampler, data.RandomSampler)
+    passes = [list(loader.sampler) for _ in range(3)]
+    assert passes == [[*itertools.chain(*lists(loader))] for _ in range(3)]
+    loader.set_epoch(0)
     for _ in range(2):
         assert list(loader.batch_sampler) == lists(loader)
     state = loader.state_dict()

@@ -12,6 +12,7 @@ from command_line import facts, fail, ok
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Pack, WorkerError
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
+from dataload.sources.views.mapped import Measured
 from dataload.text import Chat, FillInTheMiddle, Preference
 
 TALKS = [
@@ -161,6 +162,13 @@ def test_what_was_not_measured_is_rendered(data, tmp_path, monkeypatch):
         ok("cache", "prune", tmp_path, "--all")
         assert not file.exists()
         assert len(list(loader)) == 60
+
+
+def test_samples_are_kept_as_far_as_they_have_room(monkeypatch):
+    monkeypatch.setattr("dataload.sources.views.mapped.MOST_BYTES", 10)
+    measured = Measured(3)
+    measured.add(np.arange(3), {}, [b"x" * 6, b"y" * 5, b"z" * 4])
+    assert [*measured.samples()] == [b"x" * 6, b"", b"z" * 4]
 
 
 def test_the_newest_results_stay_while_they_have_room(data, tmp_path, monkeypatch):

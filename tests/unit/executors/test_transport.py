@@ -167,6 +167,13 @@ def test_what_is_lent_is_never_lent_again(operations, slots):
     ring.close()
 
 
+def test_slots_that_are_large_enough_miss_nothing():
+    ring, write = ring_of(3)
+    write(0, 5000)
+    assert (ring.missing(0), ring.missing(1)) == (0, 2)
+    ring.close()
+
+
 class Rows:
     fail = False
 

@@ -55,7 +55,7 @@ class Change(ArrayValue):
         found = orders.lengths.copy()
         for i in np.flatnonzero(self.shards).tolist():
             found[i] = len(orders.before[i, int(self.shards[i])])
-        return np.maximum(1, found)
+        return found
 
     def limits(self, orders: Orders, max_epochs: Sequence[float] | None) -> Int64Array | None:
         """Return the most records of each component in the epoch, (components,); None without limits."""
@@ -109,8 +109,8 @@ class Change(ArrayValue):
         if shards:  # of the pass before the origin, only a part is known
             order = orders.before[component, shards]
             ended = positions_of(order, index, epoch=first - 1, below=len(order)) + origin - len(order)
-            found = np.append(ended[(ended >= draws.start) & (ended < draws.stop)], found)
-        return found
+            found = np.append(ended[ended < draws.stop], found)
+        return found[found >= draws.start]
 
     def to_json(self) -> dict[str, Any]:
         """Return numbers and text: 11 to 32 bytes a component, as few as its greatest counts need."""

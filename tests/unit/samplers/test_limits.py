@@ -89,6 +89,42 @@ def test_an_epoch_ends_at_the_latest_when_all_are_used_up(mixture):
         assert (given_there == lengths).any() or given_there.tolist() == most.tolist()
 
 
+@pytest.mark.parametrize("most", [1.25, 2.5, INF])
+def test_a_component_that_grows_ends_its_pass_first_and_keeps_its_limit(most):
+    before, after = (
+        Mixture((GlobalShuffle(length, 1), Sequential(4)), (1, 2), "never", max_epochs=(most, INF)) for length in (5, 8)
+    )
+    for position in range(45):
+        changes = after.grown(before, np.array([1, 0]), position, epoch=0)
+        mixture = after.with_changes(changes, {(0, 1): before.samplers[0]})
+        records, passes = before.given(position, epoch=0)
+        assert mixture.given(position, epoch=0)[0].tolist() == records.tolist()
+        assert mixture.given(position, epoch=0)[1] == pytest.approx(passes)
+        ended = -(-int(records[0]) // 5)
+        first = [*itertools.islice(passes_of(before.samplers[0], 0), ended * 5)]
+        expected = first + [*itertools.islice(passes_of(after.samplers[0], ended), 80)]
+        if most < INF:
+            expected = expected[: int(most * 5 if ended > most else ended * 5 + (most - ended) * 8)]
+        found = mixture.indices(np.arange(position, 200), epoch=0)
+        own = found[found < 8].tolist()
+        assert own == expected[records[0] :][: len(own)]
+        assert most == INF or len(own) == len(expected) - records[0]
+        for index in (0, 4, 7, 8, 9):
+            at = positions_of(mixture, index, epoch=0, below=200)
+            assert at[at >= position].tolist() == (position + np.flatnonzero(found == index)).tolist()
+
+
+def test_passes_of_few_records():
+    mixture = Mixture((Sequential(1), Sequential(0), Sequential(3)), (1, 0, 1), "never")
+    assert mixture.given(8, epoch=0)[1].tolist() == [4, 0, 4 / 3]
+
+
+def test_the_changes_from_a_position_on():
+    mixture = Mixture((Sequential(9), Sequential(9)), (1, 1), "never").changed(40, (0, 1)).changed(60, (1, 1))
+    for position, changed in ((39, [40, 60]), (40, [40, 60]), (59, [40, 60]), (60, [60]), (61, [60])):
+        assert [each.position for each in mixture.changes_at(position, epoch=0)] == changed
+
+
 def test_shares_go_to_the_others_in_proportion():
     mixture = Mixture(
         {"a": Sequential(100), "b": Sequential(10), "c": Sequential(100)}, (1, 2, 3), "never", max_epochs={"b": 2}

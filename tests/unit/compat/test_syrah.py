@@ -205,7 +205,9 @@ def test_opening_again(path, tmp_path):
     assert syr.get_item(0)["x"].tolist() == [1, 1]
     syr.open(path, "r")
     assert syr.get_array(5, "label").tolist() == [5]
+    syr.open(other, "w")  # replaces it
     syr.close()
+    assert read_all(other) == []
 
 
 @pytest.mark.parametrize(

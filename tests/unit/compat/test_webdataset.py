@@ -217,6 +217,9 @@ def test_a_loader_of_ours_gives_the_same_batches(paths):
     data = wds.WebDataset(paths[:1], shardshuffle=False)
     with data.select(bool).batched(2, collation_fn=list).map(len).loader() as loader:
         assert list(loader) == [2, 2, 2, 1]
+    keys = [sample["__key__"] for sample in data]
+    odd = data.select(lambda sample: sample["__key__"] in keys[1::2])
+    assert [sample["__key__"] for sample in odd.slice(2)] == keys[1:4:2], "a slice counts what is left"
     with data.map(lambda _: None).loader() as loader, pytest.raises(WorkerError, match="a stage has left out a sample"):
         list(loader)
     with pytest.raises(ConfigError, match=r"<_unbatched .*> does not work on single samples"):

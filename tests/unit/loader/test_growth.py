@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import re
 from itertools import islice
 
 import numpy as np
@@ -12,6 +13,7 @@ from samples import sampled
 
 import dataload
 from dataload import ConfigError, Loader, StateMismatchError
+from dataload.loader.growth import summarize
 from dataload.samplers import GlobalShuffle
 from dataload.streams import MultiStreamLoader
 
@@ -208,6 +210,11 @@ def test_states_of_earlier_releases(tmp_path):
                 assert len(take([loader])) == 14
     with dataload.open(source.paths[1:]) as source:
         assert "source (the data set)" in refused(source, old)
+
+
+@pytest.mark.parametrize(("shards", "groups"), [(1, 1), (31, 31), (32, 32), (33, 17), (64, 32), (65, 17)])
+def test_a_state_has_the_checksums_of_at_most_32_groups_of_shards(shards, groups):
+    assert re.fullmatch(rf"{shards} ([0-9a-f]{{4}}){{{groups}}}", summarize([("name", 7)] * shards, [shards]))
 
 
 def test_selections_that_growth_changes_are_refused(tmp_path):

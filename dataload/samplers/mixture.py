@@ -383,4 +383,4 @@ class Mixture:
         below = min(below, self.length_in(epoch))
         draws = range(int(schedule.before[0, component]), int(schedule.draws(below)[component]))
         wanted = held.draws_of(self._orders, component, index - int(self._firsts[component]), draws)
-        return schedule.positions_of(component, wanted, draws, below)
+        return schedule.positions_of(component, wanted, below)

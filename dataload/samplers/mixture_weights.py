@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from math import isnan, lcm
@@ -79,18 +80,12 @@ class Schedule(NamedTuple):
             draws[rows] += self.before[i, components[rows]]
         return components, draws
 
-    def positions_of(self, component: int, wanted: Int64Array, draws: range, below: int) -> Int64Array:
-        """Return the positions of some draws from a component, ascending, of its `draws` below a position."""
+    def positions_of(self, component: int, wanted: Int64Array, below: int) -> Int64Array:
+        """Return the positions of some draws from a component, ascending, which are below a position."""
         first, found = int(self.starts[0]), [np.empty(0, np.int64)]
         while wanted.size:  # the block with the first of them, and all that it holds
-            low, high, least, most = 0, -(-(below - first) // _BLOCK), draws.start, draws.stop
-            while high - low > 1:  # its number if the draws were spread evenly, then one that halves the rest
-                even = low + (high - low) * (int(wanted[0]) - least) // (most - least)
-                for number in (max(low + 1, even), (low + high) // 2):
-                    if low < number < high:
-                        count = int(self.draws(first + number * _BLOCK)[component])
-                        low, least = (number, count) if count <= wanted[0] else (low, least)
-                        high, most = (number, count) if count > wanted[0] else (high, most)
+            starts = range(first + _BLOCK, below, _BLOCK)  # of the other blocks
+            low = bisect_right(starts, wanted[0], key=lambda start: self.draws(start)[component])
             block = np.arange(first + low * _BLOCK, min(first + (low + 1) * _BLOCK, below))
             components, drawn = self.turns(block)
             found.append(block[(components == component) & np.isin(drawn, wanted[:_BLOCK])])

@@ -119,6 +119,9 @@ def test_functions_of_a_session_need_cloudpickle(monkeypatch):
     monkeypatch.setattr(cell, "__module__", "__main__")
     monkeypatch.setattr(cell, "__qualname__", "cell")
     monkeypatch.setattr(sys.modules["__main__"], "cell", cell, raising=False)
+    with monkeypatch.context() as patch:  # in a program, workers find it
+        patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+        assert put_together(take_apart(cell)) is cell, "though cloudpickle is imported"
     pickle.dumps(cell)  # plain pickle finds it here, but a worker would not
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(pickle.PicklingError, match=r"^cell is defined in a notebook or an interactive session$"):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataload
+from dataload.storage.core import core
 
 PLAIN = -1
 DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
@@ -51,6 +52,15 @@ def test_the_environment_chooses(wanted, guard, printed, error):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == printed
     assert error in done.stderr
+
+
+def test_without_the_compiled_core_numpy_serves_unless_the_other_is_demanded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dataload.storage._core_c", None)
+    monkeypatch.delenv("DATALOAD_CORE", raising=False)
+    assert core.__wrapped__().__name__ == "dataload.storage._core_numpy"
+    monkeypatch.setenv("DATALOAD_CORE", "compiled")
+    with pytest.raises(ImportError):
+        core.__wrapped__()
 
 
 @each

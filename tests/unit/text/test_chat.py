@@ -191,6 +191,8 @@ def test_a_transform_is_a_value_with_a_digest():
     same.tokenizer(["a", "a a"], padding=False, truncation=True, max_length=1)  # leaves settings in the tokenizer
     for other in (Chat(make(), train_on="last"), Chat(make("llama3")), Chat(make(kind="marks")), Chat(make(), "talk")):
         assert other != one
+    changed = [type("Mine", (Chat,), {"__call__": function})(make()) for function in (lambda *_: 1, lambda *_: 2)]
+    assert len({each.fingerprint() for each in (*changed, one)}) == 3, "the code of a class of one's own counts"
     assert one != Chat(make(), options={"a": 1}) != Chat(make(), options={"a": 2})
     copy = pickle.loads(pickle.dumps(one))
     assert copy == one

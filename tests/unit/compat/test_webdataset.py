@@ -213,7 +213,7 @@ def test_a_loader_of_ours_gives_the_same_batches(paths):
         data.load_state_dict(loader.state_dict())
         assert head + numbers(data) == wanted
     with wds.WebDataset(paths[:1], shardshuffle=False).loader() as loader:
-        assert [sample["__url__"] for (sample,) in loader] == paths[:1] * 7
+        assert [(sample["__url__"], sample["__local_path__"]) for (sample,) in loader] == [(paths[0], paths[0])] * 7
     data = wds.WebDataset(paths[:1], shardshuffle=False)
     with data.select(bool).batched(2, collation_fn=list).map(len).loader() as loader:
         assert list(loader) == [2, 2, 2, 1]

@@ -102,7 +102,7 @@ def test_a_component_that_grows_ends_its_pass_first_and_keeps_its_limit(most):
         assert mixture.given(position, epoch=0)[1] == pytest.approx(passes)
         ended = -(-int(records[0]) // 5)
         first = [*itertools.islice(passes_of(before.samplers[0], 0), ended * 5)]
-        expected = first + [*itertools.islice(passes_of(after.samplers[0], ended), 80)]
+        expected = [*first, *itertools.islice(passes_of(after.samplers[0], ended), 80)]
         if most < INF:
             expected = expected[: int(most * 5 if ended > most else ended * 5 + (most - ended) * 8)]
         found = mixture.indices(np.arange(position, 200), epoch=0)

@@ -166,7 +166,9 @@ def test_what_is_no_permutation_is_refused(one, which, count, passes):
         one.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
 
 
-@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 6, 8]), st.integers(0, 50) | st.integers(0, 70_000)), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 6, 8]), st.integers(0, 50) | st.integers(0, 70_000)), max_size=40)
+)
 def test_search_counts_the_numbers_before(rows):
     places = numbers(*(place(*row) for row in rows))
     results = []

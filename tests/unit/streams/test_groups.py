@@ -105,6 +105,20 @@ def test_a_worker_that_is_lost_is_replaced_unless_it_is_the_third_of_a_step(monk
             next(batches)
 
 
+def test_a_loader_that_is_closed_cancels_what_it_has_asked_for(monkeypatch):
+    asked, cancelled = [], []
+
+    class Noting(SerialExecutor):
+        def submit(self, task):
+            asked.append(super().submit(task))
+            return SimpleNamespace(result=asked[-1].result, cancel=lambda: cancelled.append(task))
+
+    monkeypatch.setattr(workers, "make_executor", lambda work, *_, **__: Noting(work))
+    with groups_of(1), MultiStreamLoader(streams.count_up, [99], batch_size=1, num_workers=1) as loader:
+        next(iter(loader))
+    assert len(cancelled) == len(asked) - 1 > 0
+
+
 # --- the sizes of tasks --------------------------------------------------------------------------------------------
 
 

@@ -274,7 +274,8 @@ def exact_sum(values: Array) -> Fraction:
 
 
 _ROWS = 256
-_RECORDS_OF_PART = 4096  # starting a process takes as long as some hundred records
+_RECORDS_OF_WORKER = 512  # to start a process takes as long as to measure some hundred records
+_RECORDS_OF_PART = 4096
 
 
 class MappedLengths(NamedTuple):
@@ -324,7 +325,8 @@ def measure_mapped(
     stages = [*(each.function for each in functions), partial(_measure, functions)]
     settings = {"transform": stages, "on_error": on_error}
     if engine is None:
-        workers = {"num_workers": usable_cpus(), "executor": "processes"} if usable_cpus() > 1 else {}
+        count = min(usable_cpus(), -(-total // _RECORDS_OF_WORKER))
+        workers = {"num_workers": count, "executor": "processes"} if count > 1 else {}
         found, bad = _Measuring(source, {**settings, **workers})(part=(1, 1), progress=progress)
     else:
         count = min(engine.parts or engine.default_parts(-(-total // _RECORDS_OF_PART)), total) or 1

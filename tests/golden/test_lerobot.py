@@ -48,7 +48,7 @@ def test_frames_are_exactly_those_of_their_video(root):
         assert np.array_equal(source.read_batch(np.arange(len(source)), [camera])[camera], frames)
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.slow_suite)])
 @pytest.mark.usefixtures("fork_server")
 @pytest.mark.filterwarnings("ignore:worker processes decode")
 def test_a_loader_decodes_each_frame_once(root, executor):

@@ -139,7 +139,7 @@ def test_ctrl_c_during_a_conversion_leaves_no_half_file(data, monkeypatch):
     assert "4 records from an earlier run" in ok(*command, "--resume")
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_progress_and_colour_on_a_terminal_only(data):
     """On a pseudo-terminal stderr has a bar and colours; stdout, a pipe, has none."""
     master, slave = pty.openpty()

@@ -179,7 +179,7 @@ def test_verifying_a_cache_in_use(tmp_path, reader):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_hashes_of_manifests_and_etags(object_server, tmp_path):
     (tmp_path / "data").mkdir()
     for shard in range(3):
@@ -359,7 +359,7 @@ def test_unfinished_jobs_go_if_no_process_holds_them(tmp_path, converting, setti
     assert len([*tmp_path.glob("a-*.syr")]) >= 3  # the shards are data
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_jobs_and_shards_of_data_at_urls(object_server, tmp_path, converting, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     bucket, storage = object_server.bucket(), object_server.storage_options()

@@ -108,6 +108,7 @@ def options_of(name):
     return frozenset(option for each in typer.main.get_command(app).commands[name].params for option in each.opts)
 
 
+@pytest.mark.slow_suite
 def test_texts_name_options_as_one_types_them():
     """Of every text in the library that mentions an argument which `convert` or a format has as an option."""
     formats = built_in_formats()

@@ -206,6 +206,7 @@ def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
 # The picture
 
 
+@pytest.mark.slow_suite
 def test_the_picture_is_a_png(config, tmp_path):
     path = tmp_path / "order.png"
     assert text_of(config, "--picture", path).endswith(f"\nwrote {path}\n")
@@ -374,6 +375,7 @@ def test_steps_of_streams_keep_rows_in_their_places(streams):
     assert [line["stream_id"] for line in mine] == columns["stream_id"][:, 1::3].tolist()
 
 
+@pytest.mark.slow_suite
 def test_the_picture_of_streams_carries_the_data(streams, tmp_path):
     text_of(streams, "--picture", tmp_path / "rows.png")
     assert (tmp_path / "rows.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -30,6 +30,7 @@ def config(tmp_path):
     return path
 
 
+@pytest.mark.slow_suite
 def test_a_fleet_is_estimated(config):
     slow = ("--steps", 8, "--model-ms", 20, "--set", "loader.num_workers=0")
     line = next(line for line in timeline(config, *slow, "--fleet", 4).splitlines() if line.startswith("a fleet of 4"))

@@ -94,7 +94,7 @@ def test_source_that_does_not_open(tmp_path):
     assert "SourceNotFoundError: " in result.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_it_needs_neither_pytest_nor_hypothesis(tmp_path):
     program = (
         "import sys; sys.path.insert(0, '.'); from dataload.cli.app import run\n"

@@ -156,6 +156,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow_suite
 def test_no_part_outlives_the_process_that_started_it(expected, source, tmp_path):
     (tmp_path / "run.py").write_text(textwrap.dedent(KILLED))
     with subprocess.Popen([sys.executable, "run.py"], cwd=tmp_path, env=environment()) as process:
@@ -290,6 +291,7 @@ def test_statistics_equal_those_of_one_run(data):
     assert "an engine runs all parts and merges them" in result.stderr
 
 
+@pytest.mark.slow_suite
 def test_verify_finds_what_one_process_finds(data):
     (data / "dataload.json").unlink()
     assert ok("verify", data, "--engine", "local") == ok("verify", data)

@@ -159,6 +159,7 @@ def test_the_hub_is_not_written_to(hub: Hub) -> None:
     assert all(method in ("GET", "HEAD", "POST") for method, _ in hub.requests)
 
 
+@pytest.mark.slow_suite
 def test_a_lerobot_data_set_is_read_from_the_hub(hub: Hub, tmp_path: Path) -> None:
     pytest.importorskip("av")
     golden = Path(__file__).parents[1] / "golden" / "lerobot" / "h264"

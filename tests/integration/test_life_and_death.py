@@ -351,7 +351,8 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_the_end_of_a_fork_does_not_end_its_parents_workers(method, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(FORK))

@@ -182,6 +182,16 @@ def test_the_newest_results_stay_while_they_have_room(data, tmp_path, monkeypatc
     assert ok("stats", data, "--map", "talks_map:chat").splitlines()[-1] == "kept"  # the oldest was deleted
 
 
+@pytest.mark.slow_suite
+def test_processes_measure_more_than_512_records(data):
+    lines = data.read_text().splitlines(keepends=True)
+    data.write_text("".join(lines * 9))
+    os.utime(data, (1_700_000_000, 1_700_000_000))
+    assert "bad" not in ok("stats", data, "--map", "talks_map:chat")
+    lengths = dataload.record_lengths(dataload.open(str(data)), "labels", transform=Chat(make()))
+    assert lengths.tolist() == expected_lengths * 9
+
+
 def test_samples_of_a_subclass_that_returns_more_are_not_kept(data):
     class Weighted(Chat):
         def __call__(self, sample):
@@ -193,6 +203,7 @@ def test_samples_of_a_subclass_that_returns_more_are_not_kept(data):
     assert batch["weight"].tolist() == [[1]]
 
 
+@pytest.mark.slow_suite
 def test_an_engine_measures_in_parts(data, monkeypatch):
     lines = data.read_text().splitlines()
     lines[3] = json.dumps({"messages": [{"role": "user", "content": "a"}]})

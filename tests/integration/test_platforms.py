@@ -12,7 +12,9 @@ CHILD = Path(__file__).parents[1] / "children" / "lesser_system.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("system", "core"), [("macos", "compiled"), ("windows", "numpy")])
+@pytest.mark.parametrize(
+    ("system", "core"), [pytest.param("macos", "compiled", marks=pytest.mark.slow_suite), ("windows", "numpy")]
+)
 def test_local_and_remote_data_are_written_converted_and_loaded(system, core, tmp_path):
     def answer(handler):
         data = (tmp_path / handler.path.strip("/")).read_bytes()

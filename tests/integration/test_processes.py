@@ -102,7 +102,8 @@ def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(key, value, mat
         assert len(list(loader)) == 2
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow_suite)])
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path, method):
     script = f"""
         import works

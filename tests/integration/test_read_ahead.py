@@ -227,7 +227,9 @@ def test_ranges(shards, bucket, proxy, name, workers, shuffle):
         assert not threads("dataload-ahead-range")
 
 
-@pytest.mark.parametrize("remote", [{"mode": "ranges"}, {"mode": "shards", "budget": "1MB"}])
+@pytest.mark.parametrize(
+    "remote", [{"mode": "ranges"}, pytest.param({"mode": "shards", "budget": "1MB"}, marks=pytest.mark.slow_suite)]
+)
 def test_sources_of_sources_are_fetched_ahead(shards, bucket, proxy, tmp_path, remote):
     def parts(open_one):
         return ConcatSource([open_one("syr")[::2], open_one("uncompressed"), open_one("syr")[3:200]])

@@ -285,7 +285,7 @@ def test_wrong_credentials(server, bucket):
     assert secret not in str(caught.value) + repr(vars(caught.value))
 
 
-@pytest.mark.parametrize("provider", ["text", "function"])
+@pytest.mark.parametrize("provider", [pytest.param("text", marks=pytest.mark.slow_suite), "function"])
 def test_credentials_that_expire(server, shards, bucket, tmp_path, monkeypatch, provider):
     monkeypatch.setenv("TEST_CREDENTIALS", json.dumps(server.credentials()))
     monkeypatch.setenv("TEST_CALLS", str(tmp_path / "calls"))

@@ -130,7 +130,7 @@ def test_an_outage_that_ends(server, url, expected_in_order, tmp_path, seconds, 
 
 @pytest.mark.parametrize(
     ("on_error", "mode"),
-    sampled(itertools.product(["raise", "skip"], ["ranges", "shards"]), [("raise", "shards"), ("skip", "ranges")]),
+    sampled(itertools.product(["raise", "skip"], ["ranges", "shards"]), [("skip", "ranges")]),
 )
 def test_an_outage_that_does_not_end(server, url, tmp_path, mode, on_error):
     """No record is at fault, so none is skipped, and none is read once more to find the one that is."""
@@ -225,7 +225,7 @@ def texts_of(error):
     ("store", "given", "mode"),
     sampled(
         itertools.product(STORES, ["options", "environment"], ["ranges", "shards"]),
-        [("s3", "environment", "shards"), ("az", "options", "ranges")],
+        [("s3", "environment", "shards")],
     ),
 )
 def test_no_secret_is_told(open_server, tmp_path, monkeypatch, caplog, capfd, store, given, mode):

@@ -307,6 +307,7 @@ def large(monkeypatch):
     return [{"n": index, "x": np.full(4 << 20, index, np.uint8)} for index in range(3)]
 
 
+@pytest.mark.slow_suite
 def test_large_objects(place, large):
     place.proxy.faults = Faults(busy=0.3, attempts=2)
     report = place.convert(records=large, proxied=True)
@@ -490,6 +491,7 @@ def test_shards_are_appended_at_a_url(place, name):
     assert place.manifest() == found
 
 
+@pytest.mark.slow_suite
 def test_several_nodes_append_at_the_same_time(place):
     """Whoever finds another manifest than it has read adds to that one."""
     place.convert("a.syr", [{"n": np.array(i), "x": np.zeros(i % 5)} for i in range(2)], shards=1)

@@ -222,7 +222,7 @@ def test_an_object_store(server, tmp_path):
     assert store.list_with_delimiter("d")["common_prefixes"] == ["d/sub"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_a_killed_test_process_leaves_no_server(object_server):
     program = f"""if True:
         import os, sys

@@ -26,6 +26,7 @@ def row(case, *rates):
     return {"title": "Title", "case": case, "rates": list(rates)}
 
 
+@pytest.mark.slow_suite
 def test_rows_and_table(capsys):
     cases = [Case("limit", batches(1)), Case("ours", batches(1), 0.0, 1e12)]
     limit, ours = run_cases("Title", cases, **SHORT)

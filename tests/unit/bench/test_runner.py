@@ -74,6 +74,7 @@ def test_a_failing_reading_is_one_line(reading, name, message):
     assert run_task(reading(name)) == message
 
 
+@pytest.mark.slow_suite
 def test_a_hanging_reading_is_given_up_with_all_its_processes(reading, tmp_path):
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)

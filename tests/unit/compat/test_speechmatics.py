@@ -53,6 +53,7 @@ def test_batches_are_those_of_the_book(most):
     assert list(itertools.islice(resumed, 2)) == list(itertools.islice(iterator, 2))
 
 
+@pytest.mark.slow_suite
 def test_timings_are_a_timeline():
     pytest.importorskip("matplotlib")
     loader = MultiStreamDataLoader(Rows.split_datasets(LISTS, batch_size=4, max_workers=2))

@@ -234,7 +234,7 @@ def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
             assert sum(str(tmp_path) in line for line in maps) <= most + 1
 
 
-@pytest.mark.parametrize("kept", [0, 600, 1 << 20])
+@pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow_suite), 600, 1 << 20])
 def test_threads_read_while_decoded_columns_are_forgotten(tmp_path, kept):
     """Columns are gathered from memory, and decoded again once another thread has forgotten them."""
     paths = [tmp_path / f"{shard}.parquet" for shard in range(4)]

@@ -162,6 +162,7 @@ def test_opentelemetry_is_missing(monkeypatch):
         instrument(loader)
 
 
+@pytest.mark.slow_suite
 def test_the_global_providers_may_be_set_later():
     code = """
 import json, dataload

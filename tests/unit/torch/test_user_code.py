@@ -161,7 +161,8 @@ class Holds(data.Dataset):
         return self.tensor[index], self.tensor.is_shared()
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow_suite), "forkserver"])
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_tensors_of_a_data_set_are_shared_with_workers(method):
     dataset = Holds()
     (batch,) = DataLoader(dataset, 2, num_workers=1, multiprocessing_context=method)

@@ -145,6 +145,7 @@ def edit_episodes(root, change):
         pq.write_table(pa.Table.from_pandas(table), path.with_name(f"file-{number:03d}.parquet"))
 
 
+@pytest.mark.slow_suite
 def test_records_do_not_depend_on_the_division_into_files(tmp_path):
     original, root = (shutil.copytree(GOLDEN, tmp_path / name) for name in ("original", "divided"))
     for video in root.glob("videos/*/chunk-000/file-000.mp4"):

@@ -61,6 +61,7 @@ def long_video(tmp_path_factory):
     )
 
 
+@pytest.mark.slow_suite
 def test_frames_and_sound_are_the_same(tmp_path):
     for name in "ab":
         write_sound(tmp_path / f"{name}.mp4", 2)
@@ -84,7 +85,8 @@ def test_frames_and_sound_are_the_same(tmp_path):
     assert not children()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGKILL, marks=pytest.mark.slow_suite)])
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_child_that_ends_while_it_decodes(long_video, number):
     source = dataload.open(long_video, decode_in="process")
     source.read([0])

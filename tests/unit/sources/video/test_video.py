@@ -198,7 +198,7 @@ def test_frames_that_become_larger(tmp_path):
     assert dataload.open(path, size=(32, 32))[2]["frame"].shape == (32, 32, 3)
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.slow_suite)])
 def test_a_pool_shuffle_decodes_each_group_once(tmp_path, executor):
     for name in "abc":
         write_video(tmp_path / f"{name}.mp4", 60, gop=20)

@@ -334,7 +334,8 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
         steps: The steps to search, by default all of the epoch.
 
     Raises:
-        ConfigError: `index` or `epoch` is not an integer of 0 or more; or `steps` is None and the mixture never ends.
+        ConfigError: `index` or `epoch` is not an integer of 0 or more; `steps` is None and the mixture never ends; or
+            its weights at the first of the steps are not in the state that was loaded.
     """
     check_count("index", index, least=0)
     total = planner.steps(check_count("epoch", epoch, least=0))
@@ -350,6 +351,7 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
             block = np.arange(start, below)
             found = block[planner.sampler.indices(block, epoch=epoch) == index]
         else:
+            planner.sampler.indices(np.arange(start, min(start + 1, below)), epoch=epoch)  # refuses what it forgot
             found = positions_of(planner.sampler, index, epoch=epoch, below=below)
         rows = [(*divmod(position, size),) for position in (found - origin).tolist()]
         return [Serving(epoch, step, row % ranks, row // ranks) for step, row in rows if step in steps]

@@ -204,7 +204,7 @@ def check_rows(weights: Any, components: int, names: tuple[str, ...] | None, ste
         if isinstance(given, Mapping):
             by_name = cast("Mapping[str, float]", given)
             if names is None:
-                rule = "must hold weights by position in the epoch, from 0 on, or by the names of the samplers"
+                rule = f"must be {components} numbers in order, or by position from 0 on: the samplers have no names"
                 raise setting_error("weights", given, rule)
             check_keys("weights", by_name, names)
             given = [by_name[name] for name in names]

@@ -12,7 +12,7 @@ from orders import flow
 
 import dataload
 from dataload import ConfigError, Loader, StateMismatchError
-from dataload.samplers import BatchSampler, GlobalShuffle, Mixture, Sequential
+from dataload.samplers import BatchSampler, GlobalShuffle, Mixture, Sequential, servings_of
 
 pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
 
@@ -212,6 +212,20 @@ def test_a_mixture_tells_what_each_source_has_given_and_that_it_forgot():
     assert [BatchSampler(sampler=later, batch_size=8, origin=n).first_step(0) for n in (0, 1)] == [9, 8]
     with pytest.raises(ConfigError, match=r"the weights before epoch 1 are not in the state"):
         mixture.with_changes(changed.changes[1:]).indices(np.arange(3), epoch=0)
+
+
+def test_where_a_record_was_served_is_known_from_the_change_of_the_state_on():
+    (first,), (second,) = ranks(1), ranks(1)
+    steps_of([first], 8, [(3, row([1, 1, 1, 0])), (5, row([3, 1, 1, 0]))])
+    second.load_state_dict(first.state_dict())
+    batches = steps_of([second], 20, first=8)
+    for index in range(0, 350, 7):
+        served = servings_of(second.batch_sampler, index, epoch=0, steps=range(5, 28))
+        found = [each.step for each in served if each.step >= 8]
+        assert found == [8 + step for step, batch in enumerate(batches) for record in batch if record == index]
+        for steps in (range(3), range(8), range(4, 8)):
+            with pytest.raises(ConfigError, match="the weights before position 120 are not in the state"):
+                servings_of(second.batch_sampler, index, epoch=0, steps=steps)
 
 
 def test_a_batch_tells_the_source_of_each_row():

@@ -134,9 +134,8 @@ MIXTURES = [
         ((TWO, {2: (1, 1)}), "weights must hold weights for position 0, and once for each other; got [2]"),
         ((TWO, {0: (1, 1), 1.5: (1, 1)}), f"{BY_POSITION} and below"),
         (
-            (TWO, {"a": 1, "b": 1}),
-            "weights must be 2 numbers in order, or by position from 0 on: "
-            "the samplers have no names; got {'a': 1, 'b': 1}",
+            (TWO, {"a": 1}),
+            "weights must be 2 numbers in order, or by position from 0 on: the samplers have no names; got {'a': 1}",
         ),
         (({"a": FIVE, "b": FIVE}, {0: {"a": 1}}), "weights must hold one number for each name, and lacks: 'b'"),
         (

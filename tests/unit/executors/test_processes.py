@@ -111,8 +111,7 @@ def test_thousands_of_tiny_tasks_with_cancelling_and_growing():
 def test_a_cancelled_task_is_not_begun():
     with executor(works.do) as tasks:
         first = tasks.submit(PID)
-        connection.wait([first.worker.connection], 20)
-        assert first.done()
+        assert any(connection.wait([first.worker.connection], 5) and first.done() for _ in range(9)), "in some pieces"
         os.kill(pid := first.result(), signal.SIGSTOP)
         tasks.submit(("die", signal.SIGKILL)).cancel()
         behind = tasks.submit(PID)

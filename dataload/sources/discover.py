@@ -1,5 +1,6 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
+import glob
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -355,7 +356,7 @@ def check_complete(directory: str, names: Sequence[str], remote: Remote | None) 
         name, count = missing
         raise SourceNotFoundError(f"the directory {directory} has no {name}{and_more(count)}: {remedy}", path=directory)
     storage = storage_of(directory, remote)
-    for path in storage.glob(join(directory, _JOURNALS)) if is_url(directory) else ():
+    for path in storage.glob(join(directory if is_url(directory) else glob.escape(directory), _JOURNALS)):
         with suppress(ValueError, KeyError, TypeError):  # is not one
             journal = json.loads(storage.read(path))
             if len(journal["finished"]) < len(journal["shards"]):

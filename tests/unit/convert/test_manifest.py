@@ -20,7 +20,7 @@ from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.manifest import read_manifest, update_manifest
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, CorruptFileError, SourceError, WorkerError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, WorkerError
 from dataload.types import FieldSpec
 
 
@@ -283,6 +283,21 @@ def test_shards_newer_than_the_manifest_are_compared_at_once(listed):
     index_shards(str(listed))
     with dataload.open(listed) as source:
         assert len(source) == 12
+
+
+def test_shards_of_an_unfinished_overwrite_are_not_listed(listed):
+    with pytest.raises(WorkerError, match="record 8 of the source failed"):
+        convert(source_of(12), listed / "a.syr", shards=4, overwrite=True, map=fail_later)
+    with pytest.raises(
+        SourceNotFoundError, match=r"has the shards of an unfinished conversion \(\.a\.syr\.convert\.json\)"
+    ):
+        index_shards(str(listed))
+    convert(source_of(12), listed / "a.syr", shards=4, overwrite=True)
+    index_shards(str(listed))
+
+
+def fail_later(record):
+    return {"x": record["x"] // int(record["x"][0] != 8)}
 
 
 def test_a_shard_of_equal_size_and_time_is_compared_with_its_mark(listed):

@@ -90,14 +90,16 @@ class Manifest:
         """Parse the content of a manifest; `path` is for messages."""
         if len(data) > MOST_BYTES:
             raise CorruptFileError(f"a manifest has at most {MOST_BYTES:,} bytes", path=path)
+        remedy = RENEW
         try:
             table = as_object(json.loads(data), "manifest")
             if type(table.get("version")) is not int or table["version"] != _VERSION:
+                remedy = f"if a later release wrote it, upgrade dataload; {RENEW}"
                 raise wrong_value("version", f"{_VERSION}, which this release reads,", table.get("version"))
             entries = as_table(table, "manifest", ("version", "data_sets"))["data_sets"]
             return cls(tuple(map(_parse, as_column(entries, "data_sets"))))
         except ConfigError as error:
-            raise CorruptFileError(f"not a valid manifest: {error}; {RENEW}", path=path) from error
+            raise CorruptFileError(f"not a valid manifest: {error}; {remedy}", path=path) from error
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or numbers of thousands of digits
             problem = shorten(str(error))
             raise CorruptFileError(f"a manifest is JSON, but this is not ({problem}); {RENEW}", path=path) from error

@@ -300,7 +300,7 @@ def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = 
         >>> print(printable("a\x1b[2J" + 100 * "b", most=8))
         a\x1b[2Jb ...(97 characters)... bb
     """
-    if most is not None and len(text) > most:
+    if most is not None and len(text) > most + 30:  # the note takes 22 characters or more
         end = most // 4
         text = f"{text[: most - end]} ...({len(text) - most:,} characters)... {text[len(text) - end :]}"
     if text.isprintable():

@@ -156,6 +156,7 @@ def test_printable_escapes_what_a_terminal_or_a_file_would_not_take():
     assert printable("\x1b[2J\r\0") == "\\x1b[2J\\r\\x00"
     assert printable("lone \udc80") == "lone \\udc80"
     assert printable("a\n\tb", kept="\n") == "a\n\\tb"
+    assert printable("a" * 38, 8) == "a" * 38
     assert printable("a" * 50 + "b" * 51, 8) == "aaaaaa ...(93 characters)... bb"
     assert len(printable("x" * 10_000_000)) < 2100
     assert len(printable("x" * 10_000, None)) == 10_000

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Generator
@@ -146,12 +147,17 @@ def _existing(path: str) -> str:
     return folder
 
 
+def _letters(name: str) -> list[str]:
+    return re.split(r"\d+", name)
+
+
 def describe_missing(path: str) -> str:
     """Describe the deepest existing directory of `path`, and similar names in it."""
     parent = _existing(path)
     wanted = os.path.relpath(os.path.abspath(path), parent).split(os.sep)[0]
     with suppress(OSError), os.scandir(parent) as entries:
-        names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        # Another number is another shard.
+        names = [name for entry in islice(entries, _MOST_NAMES) if _letters(name := entry.name) != _letters(wanted)]
         if similar := difflib.get_close_matches(wanted, names, n=1, cutoff=0.75):
             return f"the directory {parent} exists; did you mean {similar[0]!r} in it?"
     return f"the directory {parent} exists, but has no entry of that name"

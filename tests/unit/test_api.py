@@ -84,6 +84,14 @@ def test_nothing_there(tmp_path, path, match):
         dataload.open(os.path.join(tmp_path, path))
 
 
+def test_a_shard_of_another_number_is_no_similar_name(tmp_path):
+    write(tmp_path / "a-00003.syr", [{"x": 1}])
+    with pytest.raises(SourceNotFoundError, match=r"did you mean 'a-00003.syr' in it\?"):
+        dataload.open(tmp_path / "b-00003.syr")
+    with pytest.raises(SourceNotFoundError, match="has no entry of that name"):
+        dataload.open(tmp_path / "a-00004.syr")
+
+
 UNKNOWN = r"is not in a known format: byte 0 has {}; array_record, .*syrah, .*tokens.* are detected"
 
 

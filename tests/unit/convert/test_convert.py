@@ -379,3 +379,10 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     assert convert(source_of(5), tmp_path / "a.syr", overwrite=True).records == 5
     with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
         convert(source_of(1), "a.syr", resume=True, overwrite=True)
+
+
+def test_keys_are_made_fit_for_tar(tmp_path):
+    records = [{"__key__": key, "cls": b"1"} for key in ("a b", "c.d/e.f", "g\th\0")]
+    convert(dataload.MemorySource(records), tmp_path / "a.tar")
+    with dataload.open(tmp_path / "a.tar") as source:
+        assert [record["__key__"] for record in source] == ["a_b", "c.d/e_f", "g_h_"]

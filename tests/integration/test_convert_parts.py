@@ -64,6 +64,16 @@ def test_parts_in_any_order_write_what_one_run_writes(source, tmp_path, order):
     assert merged.bytes == sum(report.bytes for report in reports)
 
 
+def test_an_interrupted_part_is_not_said_to_need_resume(source, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_parts(source, tmp_path / "parts", [2], progress=stop)
+    assert not hasattr(caught.value, "__notes__")
+    assert run_parts(source, tmp_path / "parts", [2])[0].records > 0
+
+
 @pytest.mark.parametrize("function", ["update_manifest", "ConversionLedger.clear"])
 def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch, function):
     run_parts(source, tmp_path / "parts", [1, 2, 3])

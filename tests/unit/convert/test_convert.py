@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.catalog.evidence import describe_files, files_of, is_same
+from dataload.catalog.evidence import describe_files, files_of, find_shard, is_same
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
@@ -379,6 +379,12 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     assert convert(source_of(5), tmp_path / "a.syr", overwrite=True).records == 5
     with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
         convert(source_of(1), "a.syr", resume=True, overwrite=True)
+
+
+def test_a_look_at_a_local_shard_finds_size_and_time(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    found = find_shard(str(tmp_path / "x"))
+    assert (found.bytes, found.evidence.mtime_ns) == (3, os.stat(tmp_path / "x").st_mtime_ns)
 
 
 def test_keys_are_made_fit_for_tar(tmp_path):

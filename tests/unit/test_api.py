@@ -85,7 +85,7 @@ def test_nothing_there(tmp_path, path, match):
 
 
 def test_a_shard_of_another_number_is_no_similar_name(tmp_path):
-    write(tmp_path / "a-00003.syr", [{"x": 1}])
+    write(tmp_path / "a-00003.syr", [1])
     with pytest.raises(SourceNotFoundError, match=r"did you mean 'a-00003.syr' in it\?"):
         dataload.open(tmp_path / "b-00003.syr")
     with pytest.raises(SourceNotFoundError, match="has no entry of that name"):

@@ -1,8 +1,10 @@
 """The shards of a data set that are read together: a batch is located and copied for all of its shards at once."""
 
 import copy
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,19 +16,21 @@ from dataload.errors import DataloadError
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, core
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps
-from dataload.types import Array, Int64Array
+from dataload.storage.paths import is_url
+from dataload.types import Array, FieldSpec, Int64Array
 
 _UNUSED, _ALONE = -2, -1
 _MOST_KINDS = 16  # shards that are all different gain nothing from being read together
 _MOST_COMPARED = 1 << 16  # bytes of the layout of a file
 _COMPARED_AT_ONCE = 256  # files
-SLOW_SECONDS = 0.01
-"""Seconds; what takes longer waits for the disk, or releases the GIL."""
+_SLOW_SECONDS = 0.01  # what takes longer waits for the disk, or releases the GIL
+_SECONDS_UNSHOWN = 2.0
 
 WITHIN = (1 << PLACE_BITS) - 1
 """The bits of a place that are an offset in a file, or an index in a table."""
 
 T = TypeVar("T")
+SizedT = TypeVar("SizedT", bound=Sized)
 
 
 class KnownShards(NamedTuple):
@@ -175,35 +179,42 @@ class ShardDirectory:
         self.add(first, opened)
         if layout is None or self._reader_of[first] == _ALONE:
             return
-        size, length = known.versions[first, 0], known.lengths[first]
-        alike = [each for each in shards if known.versions[each, 0] == size and known.lengths[each] == length]
-        for start in range(1, len(alike), _COMPARED_AT_ONCE):
+        for start in range(1, len(shards), _COMPARED_AT_ONCE):
             with self._lock:
-                some = [each for each in alike[start : start + _COMPARED_AT_ONCE] if self._reader_of[each] == _UNUSED]
+                some = [each for each in shards[start : start + _COMPARED_AT_ONCE] if self._reader_of[each] == _UNUSED]
                 if not some:  # another thread has added them
                     continue
                 found = np.array(some, np.int64)
-                for shard in _map_alike(self.files, first, found, layout, known).tolist():
+                for shard, like in _map_alike(self.files, first, found, opened, layout, known).items():
                     self._reader_of[shard] = number = self._reader_of[first]
                     self._alike += int(number == 0)
-                    opened.join(self._readers[number][1], shard)
+                    like.join(self._readers[number][1], shard)
                 self.files.drop(found[self._reader_of[found] == _UNUSED])
 
-    def find_alike(self, reader: Any, paths: Sequence[str], versions: Int64Array, threads: int) -> Int64Array:
-        """Return the shards that differ from the first one, which was added, only in the values of records."""
-        layout, others = _compared(reader), np.flatnonzero(versions[1:, 0] == versions[0, 0]) + 1
+    def count_alike(self, reader: Any, paths: Sequence[str], versions: Int64Array, threads: int) -> Int64Array:
+        """Return the number of records of each shard that is like the first one, which was added; -1 for others."""
+        layout, counts = _compared(reader), np.full(len(paths), -1)
         reader.release()
+        counts[0] = len(reader)
         file = None if layout is None or self._reader_of[0] == _ALONE else reader.shared()[0]
         if layout is None or file is None:
-            return others[:0]
+            return counts
 
-        def find(shards: Int64Array) -> Int64Array:
+        def count(shards: Int64Array) -> None:
+            if not layout.size:
+                likes = reader.like([paths[each] for each in shards.tolist()], versions[shards])
+                counts[shards] = [-1 if like is None else len(like) for like in likes]
+                return
             files = ShardMaps(self._shards)  # for a moment: shards are mapped again when they are read
             files.add(0, file)
-            return _map_alike(files, 0, shards, layout, KnownShards(paths, (), versions, None))
+            known = KnownShards(paths, (), versions, None)
+            counts[[*_map_alike(files, 0, shards, reader, layout, known)]] = counts[0]
 
-        blocks = [others[start : start + _COMPARED_AT_ONCE] for start in range(0, len(others), _COMPARED_AT_ONCE)]
-        return np.concatenate([others[:0], *run_each(find, blocks, threads, SLOW_SECONDS)])
+        shards = np.arange(1, len(paths))
+        blocks = [shards[start : start + _COMPARED_AT_ONCE] for start in range(0, len(shards), _COMPARED_AT_ONCE)]
+        for _ in run_each(count, blocks, threads, _SLOW_SECONDS):
+            pass
+        return counts
 
     def _join(self, shard: int, reader: Any) -> int:
         """Add a shard to a reader of many; return the number of that."""
@@ -223,33 +234,74 @@ class ShardDirectory:
 
 
 def _compared(reader: Any) -> Array | None:
-    """Return the ranges of a file to compare with others, (n, 2) int64; None if there are none, or too many bytes."""
-    layout = np.array(reader.layout_ranges() or (), np.int64)
-    return layout if 0 < int(layout[..., 1:].sum()) <= _MOST_COMPARED else None
+    """Return the ranges of a file to compare with others, (n, 2) int64; None if others matter, or too many bytes."""
+    ranges = reader.layout_ranges()
+    layout = None if ranges is None else np.array(ranges, np.int64).reshape(-1, 2)
+    return layout if layout is not None and int(layout[:, 1].sum()) <= _MOST_COMPARED else None
 
 
-def _map_alike(files: ShardMaps, first: int, shards: Int64Array, layout: Array, known: KnownShards) -> Int64Array:
-    """Map shards. Return those with the first one's bytes in the ranges `layout`, and the known version and content."""
-    numbers: list[int] = shards.tolist()
-    versions = files.add_alike(first, shards, [known.paths[each] for each in numbers])
-    same = shards[(versions == known.versions[shards]).all(axis=1)]
-    size, end = int(known.versions[first, 0]), int(layout[:, 1].sum())
-    ends = min(ENDS_BYTES, size)
-    offsets, lengths = (layout if known.contents is None else np.array([*layout, (0, ends), (size - ends, ends)])).T
-    places = ((np.append(first, same) << PLACE_BITS)[:, None] + offsets).reshape(-1)
+def _map_alike(
+    files: ShardMaps, first: int, shards: Int64Array, reader: Any, layout: Array, known: KnownShards
+) -> dict[int, Any]:
+    """Map shards like the first one, of the known version, length and content; return their readers by number."""
+    numbers, ends = [first, *shards.tolist()], min(ENDS_BYTES, int(known.versions[first, 0]))
+    likes = reader.like([known.paths[each] for each in numbers[1:]], known.versions[shards])
+    found = {
+        number: like
+        for number, like in zip(numbers[1:], likes, strict=True)
+        if like is not None and (not known.lengths or len(like) == known.lengths[number])
+    }
+    shards = np.array([*found], np.int64)
+    sizes = known.versions[shards, 0].clip(max=None if layout.size else ENDS_BYTES)
+    shards = shards[sizes == (known.versions[first, 0] if layout.size else ends)]
+    versions = files.add_alike(first, shards, [known.paths[int(each)] for each in shards])
+    rows = np.append(first, shards[(versions == known.versions[shards]).all(axis=1)])
+    offsets, lengths = np.repeat(layout.T[:, None], len(rows), axis=1)
+    if known.contents is not None:
+        last = known.versions[rows, :1] - ends
+        offsets, lengths = np.hstack([offsets, 0 * last, last]), np.hstack([lengths, np.full((len(rows), 2), ends)])
     try:
-        data = files.gather_ranges(places, np.tile(lengths, len(same) + 1)).parts()[0][0].reshape(len(same) + 1, -1)
+        data = files.gather_ranges(((rows << PLACE_BITS)[:, None] + offsets).reshape(-1), lengths.reshape(-1))
     except DataloadError:  # raised again where the shard is opened
-        return same[:0]
-    alike = (data[1:, :end] == data[0, :end]).all(axis=1)
-    if known.contents is None:
-        return same[alike]
-    for row in np.flatnonzero(alike).tolist():
-        mark = known.contents[int(same[row])]
-        alike[row] = mark is None or mark[:2] == (size, hash_ends(data[1 + row, end:].tobytes()))
-    return same[alike]
+        return {}
+    values, end, same = data.parts()[0][0].reshape(lengths.shape[0], int(lengths[0].sum())), int(layout[:, 1].sum()), {}
+    for row in np.flatnonzero((values[:, :end] == values[0, :end]).all(axis=1)).tolist()[1:]:
+        number = int(rows[row])
+        mark = None if known.contents is None else known.contents[number]
+        if mark is None or mark[:2] == (known.versions[number, 0], hash_ends(values[row, end:].tobytes())):
+            same[number] = found[number]
+    return same
 
 
 def directory_of(shards: int) -> ShardDirectory | None:
     """Return a directory of so many shards; None if there is only one, or files are not mapped."""
     return ShardDirectory(shards) if 1 < shards <= MOST_SHARDS and can_map() else None
+
+
+def open_different(
+    opened: Callable[[int], tuple[SizedT, Mapping[str, FieldSpec]]],
+    paths: Sequence[str],
+    versions: Int64Array,
+    directory: ShardDirectory | None,
+    threads: int,
+) -> tuple[dict[int, tuple[SizedT, Mapping[str, FieldSpec]]], tuple[int, ...]]:
+    """Return what `opened` makes of each shard that is not like the first one, and the number of records of each shard.
+
+    A terminal shows how many are open.
+    """
+    begun, found, counts = perf_counter(), dict[int, Any](), np.full(len(paths), -1)
+    if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
+        found[0] = opened(0)
+        return found, (len(found[0][0]),)
+    if directory is not None and len(versions) == len(paths):
+        found[0] = opened(0)
+        counts = directory.count_alike(found[0][0], paths, versions, threads)
+    shards: list[int] = np.flatnonzero(counts < 0).tolist()
+    results = run_each(opened, shards, threads, 0 if any(map(is_url, paths)) else _SLOW_SECONDS)
+    for done, (shard, result) in enumerate(zip(shards, results, strict=True), len(paths) - len(shards) + 1):
+        found[shard], counts[shard] = result, len(result[0])
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            end = "\n" if done == len(paths) else ""
+            sys.stderr.write(f"\r{done:,} of {len(paths):,} shards are open{end}")
+            sys.stderr.flush()
+    return found, tuple(counts.tolist())

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import repeat
 from os import PathLike, fspath
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakMethod
@@ -21,7 +22,7 @@ from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import ShardFacts, require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
-from dataload.sources.directory import KnownShards, ShardDirectory, directory_of
+from dataload.sources.directory import KnownShards, ShardDirectory, directory_of, open_different
 from dataload.sources.options import Options, describe_value, short_repr
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import (
@@ -32,7 +33,6 @@ from dataload.sources.shards import (
     content_mark,
     describe_shard,
     most_open_shards,
-    open_different,
     shard_of,
 )
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
@@ -173,24 +173,22 @@ class FileSource(Source[T_co]):
         files, inherited = self._versioned_files(), self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
-            found = self._open_readers(most_open, directory, versions)
+            found, lengths = self._open_readers(most_open, directory, versions)
         if inherited is not None:
             check_versions(files, inherited)
         self._versions = versions
-        readers, fields = zip(*(found.get(shard, found[0]) for shard in range(len(self._paths))), strict=True)
-        lengths, known = tuple(map(len, readers)), self._known_fields(readers, fields)
+        readers, fields = zip(*(found.get(shard, found[0]) for shard in range(len(lengths))), strict=True)
+        known = self._known_fields(readers, fields)
         if len(found) < len(readers) and directory is not None:  # the others are like the first one
             self._known = ListedShards(lengths, known, listed=False)
             directory.known = KnownShards(self._paths, lengths, versions, None)
         recent, own = OrderedDict.fromkeys(found), [found[n][0] if n in found else None for n in range(len(readers))]
-        ends, open_shard = np.cumsum(lengths, dtype=np.int64), WeakMethod(self._open_known)
-        alike = readers[0] if len(found) < len(readers) else None
-        return OpenShards(ends, known, own, open_shard, most_open, far, recent, directory, alike)
+        alike, ends = readers[0] if len(found) < len(readers) else None, np.cumsum(lengths, dtype=np.int64)
+        return OpenShards(ends, known, own, WeakMethod(self._open_known), most_open, far, recent, directory, alike)
 
     def _with_first(self, opened: OpenShards[T_co]) -> OpenShards[T_co]:
         """Open the first shard with records, so that a wrong option or a missing package is an error at once."""
-        shard = int(np.searchsorted(opened.ends, 0, side="right")) % len(opened.ends)
-        reader = opened.reader(shard)
+        reader = opened.reader(int(np.searchsorted(opened.ends, 0, side="right")) % len(opened.ends))
         with reading_tables():
             opened.fields = self._known_fields([reader], [reader.fields])
         return opened
@@ -229,8 +227,8 @@ class FileSource(Source[T_co]):
 
     def _open_readers(
         self, most_open: int, directory: ShardDirectory | None, versions: Int64Array
-    ) -> dict[int, tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
-        """Return the reader and the fields of each shard that is not like the first, and add it to the directory."""
+    ) -> tuple[dict[int, tuple[ShardReader[T_co], Mapping[str, FieldSpec]]], tuple[int, ...]]:
+        """Return what `open_different` does of readers and fields; add the shards to the directory."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
             reader = self._open_reader(shard)
@@ -339,7 +337,9 @@ class FileSource(Source[T_co]):
         if self._known is not None and self._known.contents is not None:
             return [mark or self._mark_of(shard) for shard, mark in enumerate(self._known.contents)]
         if self._remote is None or not any(map(is_url, self._paths)):
-            return [*map(self._mark_of, shards)]
+            alike, versions = self._data_set().alike, self._versions
+            likes = repeat(None) if alike is None or versions is None else alike.like(self._paths, versions)
+            return [*map(self._mark_of, shards, likes)]
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
             return [*pool.map(self._mark_of, shards)]
 
@@ -349,12 +349,12 @@ class FileSource(Source[T_co]):
         facts, self._is_alone = describe_shard(path, data_file, self._open_shard, self._remote, is_alone=alone)
         return facts
 
-    def _mark_of(self, shard: int) -> ContentMark:
+    def _mark_of(self, shard: int, like: ShardReader[T_co] | None = None) -> ContentMark:
         opened, file = self._data_set(), self._data_file(self._paths[shard])
-        if opened.alike is None or opened.readers[shard] is not None or self._versions is None:
+        if like is None or opened.readers[shard] is not None or self._versions is None:
             return content_mark(file, opened.reader(shard), self._remote)
         check_versions([file], self._versions[shard : shard + 1])
-        return content_mark(file, opened.alike, self._remote)
+        return content_mark(file, like, self._remote)
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

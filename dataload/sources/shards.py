@@ -1,14 +1,12 @@
 """Shards of a data set: how a format reads one, and all of them as opened by one process."""
 
 import contextlib
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from time import perf_counter
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakMethod
 
@@ -16,20 +14,18 @@ import numpy as np
 
 from dataload._util.indexing import split_by_shard
 from dataload._util.system import open_files_limit
-from dataload._util.threads import DaemonThreads, run_each
+from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_marks
 from dataload.catalog.facts import Evidence, ShardFacts, is_same_content, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
-from dataload.sources.directory import SLOW_SECONDS, ShardDirectory
+from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
 from dataload.storage.local.record_files import ReopenedFile
 from dataload.types import Batch, FieldSpec, Int64Array
-
-_SECONDS_UNSHOWN = 2.0
 
 
 class Location(NamedTuple):
@@ -139,9 +135,14 @@ class ShardReader(ABC, Generic[T_co]):
     def layout_ranges(self) -> Sequence[tuple[int, int]] | None:
         """Return offsets and lengths of the bytes that say where values are; None if others matter to this reader.
 
-        Of files with the same bytes there, and of the same size, the readers differ in nothing but the file.
+        Of files with the same bytes there, and of the same size, the readers differ in nothing but the file. If there
+        are none, `like` compares the files.
         """
         return None
+
+    def like(self, paths: Sequence[str], versions: Int64Array) -> Iterable[Self | None]:  # noqa: ARG002 - for formats that compare
+        """Yield readers of other local files of known versions, see `versions_of`; None where one must be opened."""
+        return repeat(self, len(paths))
 
     def joined(self, directory: ShardDirectory) -> Self:
         """Return a reader of many shards like this one, so far of none; its indices are places."""
@@ -236,7 +237,7 @@ class OpenShards(Generic[T_co]):
     `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open, which
     `recent` lists, the most recently used last, if there are more shards. `open` is weak, because the source refers to
     this. `remote` is None unless shards are read at the same time, because each read is a request. `directory` is None
-    if shards are not mapped. `alike` is a reader that those not in `readers` equal in all but the file, if it is known.
+    if shards are not mapped. `alike` is a reader whose method `like` returns those not in `readers`, if it is known.
     """
 
     ends: Int64Array
@@ -374,27 +375,3 @@ class OpenShards(Generic[T_co]):
 def most_open_shards() -> int:
     """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
-
-
-def open_different(
-    opened: Callable[[int], tuple[ShardReader[T], Mapping[str, FieldSpec]]],
-    paths: Sequence[str],
-    versions: Int64Array,
-    directory: ShardDirectory | None,
-    threads: int,
-) -> dict[int, tuple[ShardReader[T], Mapping[str, FieldSpec]]]:
-    """Return what `opened` makes of each shard that is not like the first one; a terminal shows how many are open."""
-    if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
-        return {0: opened(0)}
-    begun, shards, found = perf_counter(), np.arange(len(paths)), dict[int, Any]()
-    if directory is not None and len(versions) == len(paths):
-        found[0] = opened(0)
-        shards = np.delete(shards, [0, *directory.find_alike(found[0][0], paths, versions, threads)])
-    slow = 0 if any(map(is_url, paths)) else SLOW_SECONDS
-    for done, result in enumerate(run_each(opened, shards.tolist(), threads, slow), len(paths) - len(shards) + 1):
-        found[int(shards[done - len(paths) - 1])] = result
-        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            end = "\n" if done == len(paths) else ""
-            sys.stderr.write(f"\r{done:,} of {len(paths):,} shards are open{end}")
-            sys.stderr.flush()
-    return found

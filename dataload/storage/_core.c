@@ -27,7 +27,6 @@
 
 #include "_highway.h"
 #include "_lmdb.h"
-#include "_tar.h"
 
 /* ---- The SIGBUS guard ---- */
 
@@ -423,6 +422,7 @@ done:
 #include "_columns.h"
 #include "_orders.h"
 #include "_shards.h"
+#include "_tar.h"
 
 /* ---- Hashes ---- */
 
@@ -550,43 +550,6 @@ static PyObject *read_small(PyObject *module, PyObject *path) {
     return length >= 0 && length == found.st_size ? PyBytes_FromStringAndSize(data, length) : Py_NewRef(Py_None);
 }
 
-/* tar_lines(text, start, samples, fields) -> (extensions, codes, ends, blocks, sizes, keys, key_ends), or None */
-static PyObject *tar_lines(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    (void)module;
-    if (wrong("tar_lines", 4, count)) return NULL;
-    char *text;
-    Py_ssize_t length, start = PyLong_AsSsize_t(args[1]), samples = PyLong_AsSsize_t(args[2]);
-    long fields = PyLong_AsLong(args[3]);
-    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[0], &text, &length)) return NULL;
-    if (start < 0 || start > length || samples < 1 || (fields != 3 && fields != 4)) {
-        PyErr_SetString(PyExc_ValueError, "expected at least one sample, and three or four fields");
-        return NULL;
-    }
-    Py_ssize_t rest = length - start, most = rest / (2 * fields) + 1; /* a word and a space have two bytes */
-    if (samples > most) return Py_NewRef(Py_None);
-    Lines *p = PyMem_Calloc(1, sizeof *p + 17 * most + 2 * rest);
-    if (!p) return PyErr_NoMemory();
-    p->blocks = (uint32_t *)(p + 1), p->sizes = p->blocks + most, p->ends = p->sizes + most;
-    p->key_ends = p->ends + most, p->codes = (uint8_t *)(p->key_ends + most), p->keys = (char *)p->codes + most;
-    int parsed;
-    Py_BEGIN_ALLOW_THREADS
-    parsed = parse_lines(p, text + start, text + length, samples, fields);
-    Py_END_ALLOW_THREADS
-    char *names = p->keys + rest, *end = names; /* of extensions, each followed by a space */
-    for (int code = 0; parsed && code < p->known; code++, *end++ = ' ') {
-        memcpy(end, p->extensions[code].start, p->extensions[code].length);
-        end += p->extensions[code].length;
-    }
-    Py_ssize_t all = p->components, same = p->width > 0, keys = parsed && fields == 4 ? p->key_ends[samples - 1] : 0;
-    PyObject *found = !parsed ? Py_NewRef(Py_None) : Py_BuildValue(
-        "(y#y#y#y#y#y#y#)", names, (Py_ssize_t)(end - names), p->codes, same ? (Py_ssize_t)p->width : all,
-        p->ends, same ? (Py_ssize_t)0 : 4 * samples, p->blocks, 4 * all, p->sizes, 4 * all, p->keys, keys,
-        p->key_ends, fields == 3 ? (Py_ssize_t)0 : p->key_length >= 0 ? (Py_ssize_t)4 : 4 * samples
-    );
-    PyMem_Free(p);
-    return found;
-}
-
 static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))gather_ranges, METH_FASTCALL, NULL},
@@ -599,6 +562,7 @@ static PyMethodDef methods[] = {
     {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
     {"read_small", read_small, METH_O, NULL},
     {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
+    {"tar_open", (PyCFunction)(void (*)(void))tar_open, METH_FASTCALL, NULL},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, NULL},
     {"put_keys", (PyCFunction)(void (*)(void))put_keys, METH_FASTCALL, NULL},
     {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},

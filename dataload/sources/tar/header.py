@@ -80,10 +80,10 @@ def parse_header(block: bytes, path: str, offset: int) -> Header:
 _HEADER = struct.Struct("100s 24x 12s 20x c 100x 5s 83x B")  # name, size, kind, magic, first byte of the prefix
 
 
-def is_plainly(data: bytes, at: int, name: bytes, size: int) -> bool:
+def is_plainly(data: bytes, name: bytes, size: int) -> bool:
     """Return True for the usual header of a regular file with this name and size, whose checksum need not be read."""
-    found, digits, kind, magic, prefix = _HEADER.unpack_from(data, at)
-    plain = kind in REGULAR and magic == _POSIX_MAGIC[:5] and not prefix and name != b""
+    found, digits, kind, magic, prefix = _HEADER.unpack_from(data)
+    plain = kind in REGULAR and magic == _POSIX_MAGIC[:5] and not prefix
     return plain and digits.rstrip(b"\0 ") == b"%011o" % size and found.startswith(name + b"\0")
 
 

@@ -77,7 +77,7 @@ def _parse_any(text: bytes) -> SampleTable:
         raise _BadLine(1, f"the number of samples is {head.group(2).decode()[:40]}, expected 1 or more")
     for fields in _FIELDS[version]:
         if (found := core().tar_lines(text, min(end + 1, len(text)), int(head.group(2)), fields)) is not None:
-            return _table_of(*found)
+            return table_of(*found)
     reasons: list[tuple[int, str]] = []  # not the errors, whose tracebacks would keep this frame alive
     for fields in _FIELDS[version]:
         try:
@@ -87,7 +87,7 @@ def _parse_any(text: bytes) -> SampleTable:
     raise _BadLine(*reasons[0])  # about the number of fields that the version should have
 
 
-def _table_of(
+def table_of(
     extensions: bytes, codes: bytes, ends: bytes, blocks: bytes, sizes: bytes, keys: bytes, key_ends: bytes
 ) -> SampleTable:
     """Return the table that the core has parsed."""

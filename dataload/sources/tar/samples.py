@@ -54,6 +54,24 @@ class TarSettings:
         return decoder.name == "audio" and not decoder.own
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of one archive.
+
+    `first`, (samples,), is each sample's component, or one number its position in every sample; -1 for none. `others`
+    are decoders by extension code, where they differ from `decoder`.
+    """
+
+    name: str
+    decoder: Decoder
+    first: Array | int
+    others: Mapping[int, Decoder]
+
+    def only(self, name: str) -> bool:
+        """Return whether the built-in decoder of that name decodes all of its values."""
+        return self.decoder.name == name and not self.decoder.own and not self.others
+
+
 def name_fields(
     extensions: Sequence[str],
     *,
@@ -236,6 +254,11 @@ class SampleTable:
         if self.ends is not None:
             return len(self.ends)
         return len(self.blocks) // len(self.codes) if len(self.codes) else 0
+
+    def is_like(self, other: SampleTable) -> bool:
+        """Return whether all samples of both have the same components."""
+        same = self.ends is None and other.ends is None and self.extensions == other.extensions
+        return same and self.codes.tobytes() == other.codes.tobytes()
 
     def offsets(self, components: Int64Array | slice) -> Int64Array:
         """Return the byte offsets of the data of `components`."""

@@ -1,8 +1,9 @@
 """The reader of one tar archive."""
 
+import copy
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self, cast
 
 import numpy as np
@@ -11,40 +12,23 @@ from dataload._util.arrays import check_lengths, no_memory, split_records, split
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload.catalog.facts import spec_of
-from dataload.codecs.decoders import DECODERS, Decoder, decode_images
+from dataload.codecs.decoders import DECODERS, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar import KEY
-from dataload.sources.tar.samples import TarSettings, integers, name_fields, rate_fields
+from dataload.sources.tar.index import index_path
+from dataload.sources.tar.samples import Field, TarSettings, integers, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
-from dataload.sources.tar.table import load_table, name_from_archive
+from dataload.sources.tar.table import load_table, name_from_archive, open_archives
 from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 _END_BYTES = 4096
 _HEADER_BYTES = 4096
 """Bytes that are read to find the header of a .npy file."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of one archive.
-
-    `first`, (samples,), is each sample's component, or one number its position in every sample; -1 for none. `others`
-    are decoders by extension code, where they differ from `decoder`.
-    """
-
-    name: str
-    decoder: Decoder
-    first: Array | int
-    others: Mapping[int, Decoder]
-
-    def only(self, name: str) -> bool:
-        """Return whether the built-in decoder of that name decodes all of its values."""
-        return self.decoder.name == name and not self.decoder.own and not self.others
 
 
 class TarReader(ShardReader[Record]):
@@ -75,7 +59,7 @@ class TarReader(ShardReader[Record]):
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
 
-    def _plan(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, _Field]]:
+    def _plan(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, Field]]:
         """Return the codes of each field and of those that are sample rates, and no field so far."""
         settings, table = self._settings, self._table
         sensitive = settings.options.case_sensitive
@@ -144,6 +128,20 @@ class TarReader(ShardReader[Record]):
             return None
         return self._file, (table.extensions, table.codes.tolist())
 
+    def layout_ranges(self) -> Sequence[tuple[int, int]] | None:
+        return () if self._settings.options.index is None and self.shared() is not None else None
+
+    def like(self, paths: Sequence[str], versions: Int64Array) -> Iterator[Self | None]:
+        indexes, checks = [*map(index_path, paths)], self._settings.options.verify_index
+        for path, found in zip(paths, open_archives(paths, indexes, versions, checks=checks), strict=True):
+            if found is None or not found[1].is_like(self._table):
+                yield None
+                continue
+            other, (identity, table) = copy.copy(self), found
+            other._file, other._table = cast("Any", self._file).moved(path, identity), table
+            other._has_large = int(table.sizes.max()) > self._limit
+            yield other
+
     def joined(self, directory: ShardDirectory) -> Self:
         joined, table = directory.copy_of(self), SharedSamples(directory, self._table)
         joined._table = cast("Any", table)
@@ -179,7 +177,7 @@ class TarReader(ShardReader[Record]):
     def _samples(self, indices: Int64Array) -> Int64Array:
         return indices if self._kept is None else self._kept[indices]
 
-    def _field(self, name: str) -> _Field:
+    def _field(self, name: str) -> Field:
         field = self._planned.get(name)
         if field is None:
             codes = self._codes.get(name, ())
@@ -187,11 +185,11 @@ class TarReader(ShardReader[Record]):
             decoders |= dict.fromkeys(self._rates.get(name, ()), DECODERS["sample_rate"])
             decoder = decoders[codes[0]] if codes else self._settings.decoder(name)
             others = {code: other for code, other in decoders.items() if other is not decoder}
-            field = _Field(name, decoder, self._table.first(codes), others)
+            field = Field(name, decoder, self._table.first(codes), others)
             self._planned[name] = field
         return field
 
-    def _spec(self, field: _Field) -> FieldSpec:
+    def _spec(self, field: Field) -> FieldSpec:
         """Describe a field by its first component. The sizes of all components show whether shapes vary."""
         kind = field.decoder.name
         if field.decoder.own or any(other.own or other.name != kind for other in field.others.values()):
@@ -228,7 +226,7 @@ class TarReader(ShardReader[Record]):
         if self._settings.options.missing == "skip" and not present.all():
             self._kept = np.flatnonzero(present)
 
-    def _empty(self, field: _Field, sample: int) -> Any:
+    def _empty(self, field: Field, sample: int) -> Any:
         """Return the value of a missing component, or raise a ConfigError."""
         missing, empty = self._settings.options.missing, field.decoder.empty
         if missing == "empty" and empty is not None:
@@ -297,7 +295,7 @@ class TarReader(ShardReader[Record]):
             return default_collate([{name: value} for value in values])[name]
 
     def _each(
-        self, field: _Field, samples: Int64Array, components: Int64Array, contents: BytesColumn | None = None
+        self, field: Field, samples: Int64Array, components: Int64Array, contents: BytesColumn | None = None
     ) -> list[Any]:
         """Return the values of a field, decoded one by one."""
         lacking = components < 0
@@ -307,7 +305,7 @@ class TarReader(ShardReader[Record]):
         pairs = zip(samples.tolist(), lacking.tolist(), strict=True)
         return [self._empty(field, sample) if lacks else next(found) for sample, lacks in pairs]
 
-    def _rows(self, field: _Field, components: Int64Array, contents: BytesColumn | None = None) -> Array | None:
+    def _rows(self, field: Field, components: Int64Array, contents: BytesColumn | None = None) -> Array | None:
         """Return the values of a field as one array, (rows, *shape), if they are arrays or images alike; else None."""
         if int(components.min()) < 0:
             return None
@@ -344,7 +342,7 @@ class TarReader(ShardReader[Record]):
             check_lengths(sizes, self._limit, samples, self._file.path)
         return self._table.offsets(components), sizes
 
-    def _decode(self, field: _Field, components: Int64Array, contents: BytesColumn | None = None) -> list[Any]:
+    def _decode(self, field: Field, components: Int64Array, contents: BytesColumn | None = None) -> list[Any]:
         """Return the values of components that all exist; `contents` are read unless they are given."""
         if field.others:
             return self._decode_by_code(field, components)
@@ -368,7 +366,7 @@ class TarReader(ShardReader[Record]):
             raise located from error
         return values
 
-    def _decode_by_code(self, field: _Field, components: Int64Array) -> list[Any]:
+    def _decode_by_code(self, field: Field, components: Int64Array) -> list[Any]:
         codes = self._table.codes[components]  # one for each component: with several decoders, samples differ
         values: list[Any] = [None] * len(components)
         for code in np.unique(codes).tolist():
@@ -378,7 +376,7 @@ class TarReader(ShardReader[Record]):
                 values[at] = value
         return values
 
-    def _locate(self, error: Exception, field: _Field, component: int) -> Exception:
+    def _locate(self, error: Exception, field: Field, component: int) -> Exception:
         """Return a decoder's error with the location of the component added."""
         sample, offset = self._table.sample(component), int(self._table.offsets(np.array([component]))[0])
         what = f"field {field.name!r} of {self._key(sample)!r}"

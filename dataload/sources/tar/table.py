@@ -1,6 +1,7 @@
 """Load the sample table of an archive: from the cache, from its index (and check it), or by scanning the archive."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -21,17 +22,19 @@ from dataload.sources.tar.header import (
     parse_header,
     scan,
 )
-from dataload.sources.tar.index import index_path, parse_index
+from dataload.sources.tar.index import index_path, parse_index, table_of
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
-from dataload.storage import RecordFile, Remote, base_name, storage_of
+from dataload.storage import FileIdentity, RecordFile, Remote, base_name, storage_of
+from dataload.storage.core import core, file_number
 from dataload.storage.errors import file_errors
 from dataload.storage.kept import CachedTable
+from dataload.storage.local.record_files import ReopenedFile
 from dataload.types import Array, Int64Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
 _LEAST_CACHED = {True: 2_000, False: 100_000}
 """Components of the smallest table that is cached, by whether it was scanned. Making either takes about 30 ms."""
-_READ_AT_ONCE = 1 << 16  # bytes that are copied in less time than it takes to map pages
+_OPENED_AT_ONCE = 256  # archives
 _SHORTEST_COMPONENT = len("a 512 0 ")  # of an index
 _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
 
@@ -54,8 +57,14 @@ def load_table(
 ) -> SampleTable:
     """Load the sample table of an archive, whose components are all inside the archive; see `scan` for `on_damage`."""
     # `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
+    beside = index_path(file.path)
+    if index is not False and isinstance(file, ReopenedFile):
+        size, changed, place = file.identity
+        versions = np.array([[size, changed, file_number(*place)]])
+        for found in open_archives([file.path], [beside if index is None else index], versions, checks=verify_index):
+            if found is not None:
+                return found[1]
     if index is None:
-        beside = index_path(file.path)
         index = beside if storage_of(beside, remote).exists(beside) else False
     key = _key(file, index, remote) if cache and _may_be_large(file, index, remote) else None
     table = None if key is None else _load(key, file)
@@ -67,6 +76,23 @@ def load_table(
     if verify_index and index is not False:
         _check_members(table, file, index)
     return table
+
+
+def open_archives(
+    paths: Sequence[str], indexes: Sequence[str], versions: Int64Array, *, checks: bool
+) -> Iterator[tuple[FileIdentity, SampleTable] | None]:
+    """Yield the tables of local archives of known versions, see `versions_of`, all in few calls.
+
+    None is for one that must be opened by itself, for example because it was changed or has an unusual index.
+    """
+    done = 0
+    while done < len(paths):
+        stop = min(done + _OPENED_AT_ONCE, len(paths))
+        names = [os.fsencode("\0".join(each[done:stop])) for each in (paths, indexes)]
+        found = core().tar_open(*names, versions[done:stop], checks)
+        for version, each in zip(versions[done:stop].tolist(), found, strict=False):
+            yield None if each is None else (FileIdentity(version[0], version[1], each[:2]), table_of(*each[2]))
+        done += len(found)
 
 
 def _may_be_large(file: RecordFile, index: str | Literal[False], remote: Remote | None) -> bool:
@@ -172,36 +198,19 @@ def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
     count = len(table.blocks)
     number = min(count, _MEMBERS_VERIFIED)
     components = np.arange(number) * (count - 1) // max(1, number - 1)
-    starts = [(block - 1) * BLOCK for block in table.blocks[components].tolist()]
-    first, last = min(starts), max(starts)
-    if last - first < _READ_AT_ONCE:
-        data = file.read(first, last + BLOCK - first)
-        headers = [(data, start - first) for start in starts]
-    else:
-        headers = [(data, 0) for data in file.copies(np.array(starts), np.full(number, BLOCK))]
-    names = [b""] * number if table.keys is None else _plain_names(table, components)
-    sizes = table.sizes[components].tolist()
-    for component, (data, at), name, size in zip(components.tolist(), headers, names, sizes, strict=True):
-        if is_plainly(data, at, name, size):
-            continue
-        difference = _difference(table, component, data[at : at + BLOCK], file.path)
+    headers = file.copies((table.blocks[components].astype(np.int64) - 1) * BLOCK, np.full(number, BLOCK))
+    for component, data in zip(components.tolist(), headers, strict=True):
+        difference = _difference(table, component, data, file.path)
         if difference is not None:
             raise _stale(table, component, difference, file, index)
-
-
-def _plain_names(table: SampleTable, components: Int64Array) -> list[bytes]:
-    """Return the names that members with a dot in their name have."""
-    width = len(table.codes)
-    samples = components // width if table.ends is None else np.searchsorted(table.ends, components, side="right")
-    codes = table.codes[components % width if table.ends is None else components]
-    keys = [] if table.keys is None else table.keys.names(samples)
-    pairs = zip(keys, codes.tolist(), strict=True)
-    return [f"{key}.{table.extensions[code]}".encode("utf-8", "surrogateescape") for key, code in pairs]
 
 
 def _difference(table: SampleTable, component: int, data: bytes, path: str) -> str | None:
     """Return a description of how a component differs from its header, `data`; None if it does not."""
     offset, size = table.span(component)
+    expected = _names(table, component)
+    if expected and is_plainly(data, expected[0], size):
+        return None
     try:
         header = parse_header(data, path, offset - BLOCK)
     except CorruptFileError:
@@ -210,7 +219,6 @@ def _difference(table: SampleTable, component: int, data: bytes, path: str) -> s
         return f"a file at {offset}, but the header before it is not of a file"
     if header.size != size and size <= GREATEST_SIZE:
         return f"{size} bytes at {offset}, but the header says {header.size}"
-    expected = _names(table, component)
     # Longer names and names that are not ASCII may be in another header.
     if expected and header.name not in expected and all(len(n) <= 100 and n.isascii() for n in expected):
         return f"{expected[0].decode()!r} at {offset}, but the header says {decode_name(header.name)!r}"

@@ -303,9 +303,9 @@ class MappedFile(UnmappedFile[Mapping]):
         return self._make is Mapping
 
     def moved(self, path: str, identity: FileIdentity) -> Self:
-        """Return another file, which is not open, of this size."""
+        """Return another file, which is not open."""
         other = object.__new__(type(self))
-        vars(other).update(vars(self), path=path, identity=identity, _handle=None, _loaded=None)
+        vars(other).update(vars(self), path=path, identity=identity, size=identity.size, _handle=None, _loaded=None)
         return other
 
     def map_for(self, maps: Any, shard: int) -> None:

@@ -55,10 +55,10 @@ class ShardMaps(RecordFile):
             return self._map(shard)
 
     def add_alike(self, known: int, shards: Int64Array, paths: Sequence[str]) -> Int64Array:
-        """Add files of the size of a known shard; return their versions, see `versions_of`, zeros where that fails."""
+        """Add files like that of a known shard; return their versions, see `versions_of`, zeros where that fails."""
         found = np.zeros((len(shards), 5), np.int64)
         with self._lock:
-            if self._mapped + len(shards) <= self._most:
+            if paths and self._mapped + len(shards) <= self._most:
                 self._maps.open(found, shards, os.fsencode("\0".join(map(os.path.abspath, paths))))
             for shard, path, (size, changed, _, device, inode) in zip(
                 shards.tolist(), paths, found.tolist(), strict=True

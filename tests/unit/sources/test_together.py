@@ -343,11 +343,26 @@ def test_workers_get_few_bytes_for_a_shard_and_open_it_when_they_read_it(tmp_pat
 
 def write_alike(path, seed, field="x", count=4):
     path.unlink(missing_ok=True)
+    path.with_suffix(".idx").unlink(missing_ok=True)
     if path.suffix == ".npy":
         np.save(path, np.random.default_rng(seed).integers(0, 1000, 400))
         return
     with dataload.create(path) as writer:
-        writer.extend({field: row} for row in np.random.default_rng(seed).random((count, 400)))
+        for row, values in enumerate(np.random.default_rng(seed).random((count, 400))):
+            if path.suffix == ".tar":  # keys, sizes, and texts differ from archive to archive
+                writer.write({"__key__": f"{seed:0{1 + seed % 3}}/{row}", field: values, "t": "é" * (row + seed)})
+            else:
+                writer.write({field: values})
+
+
+def change_index(path, change):
+    if (index := path.with_suffix(".idx")).exists():
+        index.write_text(change(index.read_text()))
+
+
+def without_names(text):
+    lines = [line.split() for line in text.splitlines()]
+    return "".join(" ".join(w for n, w in enumerate(line) if n % 4 != 3 or line is lines[0]) + "\n" for line in lines)
 
 
 def write_over(path):
@@ -365,6 +380,18 @@ CHANGES = {
     "deleted": os.unlink,
     "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
+INDEX_CHANGES = {
+    "index deleted": lambda path: path.with_suffix(".idx").unlink(missing_ok=True),
+    "index of no text": lambda path: path.with_suffix(".idx").write_bytes(b"\0\xff"),
+    "index cut off": lambda path: change_index(path, lambda text: text[: len(text) // 2]),
+    "index of fewer": lambda path: change_index(path, lambda text: text.replace("v1.2 4", "v1.2 3")),
+    "index of other sizes": lambda path: change_index(path, lambda text: text.replace(" 2", " 3")),
+    "index of other keys": lambda path: change_index(path, lambda text: text.replace("/", "/0")),
+    "index of other fields": lambda path: change_index(path, lambda text: text.replace("x.npy", "z.npy")),
+    "index beyond the end": lambda path: change_index(path, lambda text: text.replace(" 512 ", " 512000 ", 1)),
+    "index without names": lambda path: change_index(path, without_names),
+    "header changed": lambda path: path.write_bytes(path.read_bytes().replace(b"ustar", b"USTAR", 3)),
+}
 WHENS = ["before the manifest", "before the first use", "later"]
 
 
@@ -375,15 +402,20 @@ def read_or_error(source, indices):
         return type(error), str(error)
 
 
+def some_changes(suffix):
+    names = [*CHANGES, *(INDEX_CHANGES if suffix == ".tar" else ())]
+    return st.lists(st.tuples(st.sampled_from(names), st.sampled_from(WHENS)), min_size=1, max_size=5)
+
+
 @given(
-    st.sampled_from([".syr", ".arrow"]),
-    st.lists(st.tuples(st.sampled_from([*CHANGES]), st.sampled_from(WHENS)), min_size=1, max_size=5),
+    st.sampled_from([".syr", ".arrow", ".tar"]).flatmap(lambda each: st.tuples(st.just(each), some_changes(each))),
     st.booleans(),
     st.booleans(),
 )
 @settings(deadline=None)
-def test_shards_alike_are_opened_together(suffix, changes, listed, for_worker):
+def test_shards_alike_are_opened_together(changed, listed, for_worker):
     """The first shard is opened, and those that differ in values only are mapped; others are opened one by one."""
+    suffix, changes = changed
     with TemporaryDirectory() as name:
         paths = [Path(name) / f"{number}{suffix}" for number in range(1 + len(changes))]
         for seed, path in enumerate(paths):
@@ -392,7 +424,7 @@ def test_shards_alike_are_opened_together(suffix, changes, listed, for_worker):
         def change(now):
             for path, (what, when) in zip(paths[1:], changes, strict=True):
                 if when == now and (what in ("longer", "other field") or when != WHENS[0]):
-                    CHANGES[what](path)
+                    (CHANGES | INDEX_CHANGES)[what](path)
 
         change(WHENS[0])
         if listed:
@@ -426,6 +458,8 @@ def test_shards_alike_are_opened_together(suffix, changes, listed, for_worker):
         (".syr", False, {}),
         (".arrow", True, {}),
         (".arrow", False, {}),
+        (".tar", True, {}),
+        (".tar", False, {}),
         (".npy", False, {"window": 100}),
     ],
 )
@@ -446,7 +480,30 @@ def test_one_of_many_shards_alike_is_opened(tmp_path, monkeypatch, suffix, liste
         assert source.fingerprint() == known
 
 
-@pytest.mark.parametrize("suffix", [".syr", ".arrow"])
+@pytest.mark.parametrize("what", [name for name in (CHANGES | INDEX_CHANGES) if name != "longer"])
+def test_a_damaged_archive_among_others_has_its_own_error(tmp_path, what):
+    paths = [tmp_path / f"{number}.tar" for number in range(5)]
+    for number, path in enumerate(paths):
+        write_alike(path, number)
+    (CHANGES | INDEX_CHANGES)[what](paths[3])
+
+    def records_or_error(paths):
+        try:
+            with dataload.open(paths, decode="written") as source:  # as archives say at their start
+                return source.read(range(len(source)))
+        except DataloadError as error:
+            return type(error), str(error)
+
+    found, alone = records_or_error(paths), records_or_error(paths[3:4])
+    if isinstance(alone, tuple):
+        assert found == alone
+        assert str(paths[3]) in found[1] or str(paths[3].with_suffix(".idx")) in found[1]
+    else:
+        assert all(map(same, found[12 : 12 + len(alone)], alone))
+        assert len(found) == 16 + len(alone)
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".arrow", ".tar"])
 def test_another_thread_maps_the_shards_first(tmp_path, monkeypatch, suffix):
     for number in range(20):
         write_alike(tmp_path / f"{number}{suffix}", number)

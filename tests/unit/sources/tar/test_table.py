@@ -1,5 +1,8 @@
 import io
 import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -8,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_files import npy
 
+import dataload
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import Member
 from dataload.sources.tar.index import parse_index
+from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.samples import encode_field, group_members, name_fields
 from dataload.storage.core import core
+from dataload.storage.local.files import versions_of
 
 
 @pytest.mark.parametrize(
@@ -179,9 +185,62 @@ def test_the_core_parses_as_python_does(lines, samples, space):
         assert outcome() == found
 
 
+def written_archives(folder, count):
+    """Paths of archives and indexes, each ended by a zero byte but the last, and the versions."""
+    paths = [folder / f"{number}.tar" for number in range(count)]
+    for number, path in enumerate(paths):
+        with dataload.create(path) as writer:
+            writer.extend(
+                {"__key__": f"d/{row}", "x": b"a" * row, **({"y": b""} if number % 2 else {})} for row in range(20)
+            )
+    names = [os.fsencode("\0".join(map(str, each))) for each in (paths, [path.with_suffix(".idx") for path in paths])]
+    return paths, (*names, versions_of([*map(str, paths)]), True)
+
+
 @compiled
-def test_each_failing_allocation_is_a_memory_error():
+def test_each_failing_allocation_is_a_memory_error(tmp_path):
     check_allocations(CORES[1].tar_lines, ("\n".join(LINES).encode(), 0, 2, 4), 8)
+    check_allocations(CORES[1].tar_open, written_archives(tmp_path, 2)[1], 10)
+
+
+@compiled
+def test_archives_are_opened_in_one_call(tmp_path):
+    paths, arguments = written_archives(tmp_path, 5)
+    paths[1].write_bytes(b"changed")
+    paths[3].with_suffix(".idx").unlink()
+    found = CORES[1].tar_open(*arguments)
+    assert [each is None for each in found] == [False, True, False, True, False]
+    status = os.stat(paths[2])
+    assert found[2] == (
+        status.st_dev,
+        status.st_ino,
+        CORES[1].tar_lines(paths[2].with_suffix(".idx").read_bytes(), 8, 20, 4),
+    )
+    assert CORES[0].tar_open(*arguments) == [None] * 5
+    for wrong in ((arguments[1] + b"\0", arguments[2]), (arguments[1], arguments[2][1:])):
+        with pytest.raises(ValueError, match=r"5 archives, other indexes or 1[25] numbers"):
+            CORES[1].tar_open(arguments[0], *wrong, True)
+
+
+@compiled
+@given(st.booleans(), st.integers(0, 10**6), st.integers(0, 255))
+def test_a_changed_byte_is_found_as_python_finds_it(in_index, place, byte):
+    def outcome():
+        try:
+            with TarSource(path) as source:
+                return source.read(range(len(source)))
+        except CorruptFileError as error:
+            return str(error)
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        (path,), _ = written_archives(Path(folder), 1)
+        file = path.with_suffix(".idx") if in_index else path
+        data = bytearray(file.read_bytes())
+        data[place % len(data)] = byte
+        file.write_bytes(data)
+        found = outcome()
+        patch.setattr(core(), "tar_open", CORES[0].tar_open)
+        assert outcome() == found
 
 
 @compiled

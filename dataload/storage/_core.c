@@ -559,7 +559,6 @@ static PyMethodDef methods[] = {
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL, NULL},
     {"file_versions", (PyCFunction)(void (*)(void))file_versions, METH_FASTCALL, NULL},
     {"integers", (PyCFunction)(void (*)(void))integers, METH_FASTCALL, NULL},
-    {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
     {"read_small", read_small, METH_O, NULL},
     {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
     {"tar_open", (PyCFunction)(void (*)(void))tar_open, METH_FASTCALL, NULL},

@@ -32,7 +32,6 @@ __all__ = [
     "read_small",
     "tar_lines",
     "tar_open",
-    "texts",
 ]
 
 
@@ -128,23 +127,6 @@ def integers(out: Int64Array, data: Any, offsets: Int64Array, lengths: Int64Arra
             return row
         out[row] = int(text)
     return -1
-
-
-def texts(sources: list[Any], numbers: Int64Array, starts: Int64Array, stops: Int64Array, /) -> list[str]:
-    """Return slices, (rows,) int64, of the sources with these numbers: str, or bytes, which are decoded as names."""
-    if not len(numbers) == len(starts) == len(stops):
-        raise ValueError(f"{len(numbers)} numbers, {len(starts)} starts and {len(stops)} stops")
-    found: list[str] = []
-    for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        if not 0 <= number < len(sources):
-            raise IndexError("list index out of range")
-        source = sources[number]
-        if not 0 <= start <= stop <= len(source):
-            unit = "characters" if isinstance(source, str) else "bytes"
-            raise ValueError(f"a slice outside the {len(source)} {unit}")
-        text = source[start:stop]
-        found.append(text if isinstance(text, str) else text.decode("utf-8", "surrogateescape"))
-    return found
 
 
 def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, file: Any) -> None:

@@ -97,9 +97,7 @@ def table_of(
         np.frombuffer(ends, np.uint32) if ends else None,
         np.frombuffer(blocks, np.uint32),
         np.frombuffer(sizes, np.uint32),
-        Keys(keys.decode("ascii") if keys.isascii() else keys, np.frombuffer(key_ends, np.uint32))
-        if key_ends
-        else None,
+        Keys(keys, np.frombuffer(key_ends, np.uint32)) if key_ends else None,
     )
 
 

@@ -26,7 +26,7 @@ from dataload.errors import ConfigError
 from dataload.sources.tar import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.storage.core import core
-from dataload.types import Array, BytesColumn, Int64Array
+from dataload.types import Array, BytesColumn, Int64Array, TextColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,34 +196,42 @@ def decode_name(name: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of all samples, back to back in `text`.
+    """The keys of all samples, back to back in `text`; `ends` is (samples,), or (1,) the length that all have."""
 
-    They are `str` if they are ASCII, because that takes one byte a character. `ends` are the end of each, (samples,),
-    or (1,) the length that all of them have.
-    """
-
-    text: str | bytes
+    text: bytes
     ends: Array
 
     @classmethod
     def of(cls, keys: Sequence[bytes]) -> Keys:
-        blob, lengths = b"".join(keys), np.array([*map(len, keys)], np.int64)
+        lengths = np.array([*map(len, keys)], np.int64)
         same = len(lengths) > 0 and bool((lengths == lengths[0]).all())
-        text = blob.decode("ascii") if blob.isascii() else blob
-        return cls(text, narrow(lengths[:1] if same else np.cumsum(lengths)))
+        return cls(b"".join(keys), narrow(lengths[:1] if same else np.cumsum(lengths)))
 
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of `samples`, (rows,) int64."""
-        if len(self.ends) == 1:
+        if len(self.ends) == 1 and len(samples) <= _FEW_KEYS:
             length = int(self.ends[0])
-            if len(samples) <= _FEW_KEYS and isinstance(self.text, str):
-                return [self.text[sample * length : (sample + 1) * length] for sample in samples.tolist()]
-            stops = (samples + 1) * length
-            starts = stops - length
+            return [decode_name(self.text[sample * length : (sample + 1) * length]) for sample in samples.tolist()]
+        return [*self.column(samples)]
+
+    def column(self, samples: Int64Array) -> TextColumn | list[str]:
+        """Return the keys of `samples`, (rows,) int64; as a list unless all are UTF-8."""
+        if len(self.ends) == 1:
+            lengths = np.full(len(samples), int(self.ends[0]))
+            starts = samples * lengths
         else:
-            stops = self.ends[samples].astype(np.int64)
             starts = np.where(samples > 0, self.ends[samples - 1], 0).astype(np.int64)
-        return core().texts([self.text], np.zeros_like(samples), starts, stops)
+            lengths = self.ends[samples] - starts
+        return key_column(lengths, lambda out: core().gather_ranges(out, self.text, starts, lengths, -1))
+
+
+def key_column(lengths: Int64Array, gather: Callable[[Array], Any]) -> TextColumn | list[str]:
+    """Return keys of these lengths, (rows,) int64, whose bytes `gather` writes to an array."""
+    data = np.empty(int(lengths.sum()), np.uint8)
+    gather(data)
+    column = BytesColumn.packed(data, np.cumsum(lengths))
+    checked = TextColumn.checked(column)
+    return [*map(decode_name, column)] if checked is None else checked
 
 
 def integers(contents: BytesColumn) -> Array | None:
@@ -333,9 +341,7 @@ class SampleTable:
                 alike = np.intersect1d(alike, samples[self.codes == code])
             if name in self.keys.names(alike):
                 return f"the file {name!r} has no extension"
-        text = self.keys.text
-        marked = "__" in text if isinstance(text, str) else b"__" in text
-        if marked and any(_MARKED.match(key) for key in self.keys.names(np.arange(len(self)))):
+        if b"__" in self.keys.text and any(_MARKED.match(key) for key in self.keys.names(np.arange(len(self)))):
             return "some names begin with __ and end with __"
         return None
 

@@ -275,7 +275,7 @@ class TarReader(ShardReader[Record]):
     def _column(self, name: str, samples: Int64Array, contents: BytesColumn | None) -> Any:
         """Return a column; `contents` come from `_together`, if it has them."""
         if name == KEY:
-            return self._keys(samples)
+            return self._keys(samples) if self._table.keys is None else self._table.keys.column(samples)
         field = self._field(name)
         components = self._table.components(field.first, samples)
         if contents is None and (field.only("bytes") or field.only("cls")) and int(components.min()) >= 0:

@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.tar.header import BLOCK
-from dataload.sources.tar.samples import Keys, SampleTable
-from dataload.storage.core import PLACE_BITS, core
-from dataload.types import Array, Int64Array
+from dataload.sources.tar.samples import Keys, SampleTable, key_column
+from dataload.storage.core import core
+from dataload.types import Array, Int64Array, TextColumn
 
 
 class SharedSamples:
@@ -47,14 +47,13 @@ class SharedKeys:
     """The keys of many archives; see `Keys`."""
 
     def __init__(self, directory: ShardDirectory) -> None:
-        self._texts: list[str | bytes] = []  # by number of the archive
         self._lengths: set[int | None] = set()  # of the keys of each archive; None if they vary
         self._ends: ShardNumbers = directory.numbers()
+        self._texts = core().Maps(len(self._ends))
 
     def join(self, shard: int, keys: Keys, samples: int) -> None:
         """Add the keys of an archive."""
-        self._texts.extend("" for _ in range(len(self._texts), shard + 1))
-        self._texts[shard] = keys.text
+        self._texts.put_memory(shard, keys.text)
         length = int(keys.ends[0]) if len(keys.ends) == 1 else None
         self._lengths.add(length)
         if length is not None:
@@ -64,10 +63,15 @@ class SharedKeys:
 
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of samples, (rows,) int64."""
+        return [*self.column(samples)]
+
+    def column(self, samples: Int64Array) -> TextColumn | list[str]:
+        """See `Keys.column`."""
         within, same = samples & WITHIN, next(iter(self._lengths)) if len(self._lengths) == 1 else None
         if same is not None:
-            starts = within * same
-            stops = starts + same
+            starts, lengths = within * same, np.full(len(samples), same)
         else:
-            starts, stops = np.where(within > 0, self._ends[samples - (within > 0)], 0), self._ends[samples]
-        return core().texts(self._texts, samples >> PLACE_BITS, starts, stops)
+            starts = np.where(within > 0, self._ends[samples - (within > 0)], 0)
+            lengths = self._ends[samples] - starts
+        places = samples - within + starts
+        return key_column(lengths, lambda out: self._texts.gather_ranges(out, places, lengths))

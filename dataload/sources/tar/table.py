@@ -120,9 +120,7 @@ def _load(key: IndexKey, file: RecordFile) -> SampleTable | None:
 def _pack(table: SampleTable) -> CachedTable:
     arrays = {"codes": table.codes, "ends": table.ends, "blocks": table.blocks, "sizes": table.sizes}
     if table.keys is not None:
-        text = table.keys.text
-        data = text.encode() if isinstance(text, str) else text
-        arrays |= {"key_ends": table.keys.ends, "keys": np.frombuffer(data, np.uint8)}
+        arrays |= {"key_ends": table.keys.ends, "keys": np.frombuffer(table.keys.text, np.uint8)}
     kept = {name: array for name, array in arrays.items() if array is not None}
     return CachedTable(kept, {"extensions": table.extensions})
 
@@ -157,10 +155,7 @@ def _unpack_keys(found: CachedTable, samples: int) -> Keys | None:
     one_length = len(ends) == 1 and int(ends[0]) * samples == len(data)
     if not one_length and (len(ends) != samples or not _rise(ends, len(data), least=0)):
         return None
-    try:
-        return Keys(str(data.data, "ascii"), ends)
-    except UnicodeDecodeError:
-        return Keys(data.tobytes(), ends)
+    return Keys(data.tobytes(), ends)
 
 
 def _rise(ends: Array, last: int, least: int = 1) -> bool:

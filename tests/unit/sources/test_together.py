@@ -26,6 +26,7 @@ from dataload.errors import (
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
+from dataload.types import TextColumn
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
 
@@ -177,6 +178,7 @@ def test_all_shards_are_read_together(written, none_alone, name):
             records, batch = source.read(order), source.read_batch(order)
             if isinstance(batch, dict):
                 assert [*batch] == [*records[0]]
+                assert "__key__" not in batch or isinstance(batch["__key__"], TextColumn)
             for row, record in zip(columns(batch, len(order)), records, strict=True):
                 assert (
                     same({k: np.asarray(v) for k, v in row.items()}, {k: np.asarray(v) for k, v in record.items()})

@@ -37,22 +37,6 @@ def test_integers_are_those_of_python(plain, others):
         assert len(texts[row].lstrip(b"-")) > 18 or not texts[row].removeprefix(b"-").isdigit()
 
 
-SOURCES = ["abcdé", b"x\xc3\xa9\xff", "", b"abc"]
-
-
-@given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 5), st.integers(-1, 5)), max_size=6))
-@settings(deadline=None)
-def test_texts_are_slices(rows):
-    which, starts, stops = (numbers(*column) for column in zip(*rows, strict=True)) if rows else [numbers()] * 3
-    found = [outcome(one.texts, SOURCES, which, starts, stops) for one in CORES]
-    assert all(each == found[0] for each in found)
-    if all(0 <= number < 4 and 0 <= start <= stop <= len(SOURCES[number]) for number, start, stop in rows):
-        slices = [SOURCES[number][start:stop] for number, start, stop in rows]
-        assert found[0] == [s if isinstance(s, str) else s.decode("utf-8", "surrogateescape") for s in slices]
-    else:
-        assert found[0][0] in (IndexError, ValueError)
-
-
 @each
 def test_arguments_must_fit_each_other(one):
     data = np.zeros(9, np.uint8)
@@ -60,9 +44,6 @@ def test_arguments_must_fit_each_other(one):
         ValueError, "1 numbers do not fill 16 bytes",
     )  # fmt: skip
     assert outcome(one.integers, np.zeros(1, np.int64), data, numbers(9), numbers(1))[0] is ValueError
-    assert outcome(one.texts, ["a"], numbers(0), numbers(0), numbers()) == (
-        ValueError, "1 numbers, 1 starts and 0 stops",
-    )  # fmt: skip
 
 
 @compiled
@@ -71,7 +52,6 @@ def test_each_failing_allocation_is_a_memory_error():
     calls = [
         (_core_c.integers, (np.empty(9, np.int64), data, offsets, lengths), 2),
         (_core_c.cut, (np.empty(90, np.uint8), data, offsets[:5], 8, *[numbers(0)] * 3, bytes(8), bytes(8), -1), 5),
-        (_core_c.texts, (["abcdef"] * 9, numbers(*range(9)), np.zeros(9, np.int64), np.full(9, 5)), 3 + 1 + 9),
     ]
     for call in calls:
         check_allocations(*call)
@@ -79,17 +59,13 @@ def test_each_failing_allocation_is_a_memory_error():
 
 @compiled
 def test_wrong_arguments_are_type_errors():
-    right = {"integers": [np.zeros(1, np.int64), b"1", numbers(0), numbers(1)], "texts": [["a"], *[numbers(0)] * 3]}
-    for name, arguments in right.items():
-        function = getattr(_core_c, name)
-        function(*arguments)
-        with pytest.raises(TypeError, match="takes 4 arguments, got 1"):
-            function(arguments[0])
-        for place in range(4):
-            with pytest.raises(TypeError):
-                function(*arguments[:place], object(), *arguments[place + 1 :])
-    with pytest.raises(TypeError):
-        _core_c.texts([3], *[numbers(0)] * 3)
+    arguments = [np.zeros(1, np.int64), b"1", numbers(0), numbers(1)]
+    _core_c.integers(*arguments)
+    with pytest.raises(TypeError, match="takes 4 arguments, got 1"):
+        _core_c.integers(arguments[0])
+    for place in range(4):
+        with pytest.raises(TypeError):
+            _core_c.integers(*arguments[:place], object(), *arguments[place + 1 :])
 
 
 DATA = np.random.default_rng(0).integers(0, 4, 600, np.uint8)

@@ -124,7 +124,7 @@ class FolderSource(FileSource[Record]):
             known[LABEL] = FieldSpec("int64", (), classes)
         return known
 
-    def _mark_of(self, shard: int) -> ContentMark:
+    def _mark_of(self, shard: int, like: Any = None) -> ContentMark:  # noqa: ARG002 - files are not opened
         root, reader = self._data_file(self._paths[shard]), cast("FolderReader", self._data_set().reader(shard))
         if storage_of(root, self._remote).is_directory(root):
             return ContentMark(reader.total, "", reader.identity())

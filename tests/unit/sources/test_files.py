@@ -16,8 +16,8 @@ import dataload
 from dataload._util import threads
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.sources import directory
 from dataload.sources import file_source as files
-from dataload.sources import shards
 from dataload.sources.file_source import FileSource
 from dataload.testing.child import ReadReport, read_in_fork
 
@@ -183,7 +183,7 @@ def clock(monkeypatch):
     """Opening each shard takes so many seconds."""
 
     def clock(seconds):
-        for module in (shards, threads):
+        for module in (directory, threads):
             monkeypatch.setattr(module, "perf_counter", itertools.count(0, seconds).__next__)
 
     return clock

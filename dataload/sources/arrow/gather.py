@@ -21,6 +21,7 @@ from dataload.types import Array, Int64Array, TextColumn
 
 _ITEMS = 1 << 19  # of lists, taken at once
 _TAKING_BYTES = 32  # for each item while it is taken
+_SMALL = 16  # bytes of a value whose copy takes less time than a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Gatherer:
         self._plain = [self._plan_numbers(node) for node in self._nodes]
         self.kinds: list[Any] = [self._kind(node, plain) for node, plain in zip(self._nodes, self._plain, strict=True)]
         self._shared: list[list[ShardNumbers]] = []
+        self._alike: tuple[Any, list[tuple[list[int], Int64Array | None]]] = None, []  # of the columns read last
 
     def of(self, file: RecordFile) -> Self:
         """Return a gatherer of another file whose batches have the same layout and places."""
@@ -161,6 +163,7 @@ class Gatherer:
     def joined(self, directory: ShardDirectory) -> Self:
         """Return a gatherer of many files, so far of none. Records and batches are places there."""
         joined = directory.copy_of(self)
+        joined._alike = None, []
         joined._shared = [
             [directory.numbers(is_place=table < 2) for table in range(len(self._tables(column)))] if kind else []
             for column, kind in enumerate(self.kinds)
@@ -173,15 +176,33 @@ class Gatherer:
             for table, numbers in zip(tables, self._tables(column) if tables else (), strict=True):
                 table.put(shard, numbers)
 
+    def numbers(self, columns: tuple[int, ...], batch: Int64Array, rows: Int64Array, claims: Claims) -> dict[int, Any]:
+        """Return the plain numbers among columns, by column: small ones of one kind by one call."""
+        if self._alike[0] != columns:
+            self._alike = columns, self._group(columns)
+        found: dict[int, Any] = {}
+        for several, starts in self._alike[1]:
+            numbers, nbytes = self.kinds[several[0]]
+            claims.add(nbytes * len(several))
+            if starts is None:
+                starts = np.concatenate([_of(self._tables(c)[0], batch) for c in several]).reshape(len(several), -1)
+            data = self._file.gather((starts + rows * nbytes).ravel(), nbytes)
+            found.update(zip(several, data.view(numbers.dtype).reshape(-1, len(rows), *numbers.shape), strict=True))
+        return found
+
+    def _group(self, columns: Sequence[int]) -> list[tuple[list[int], Int64Array | None]]:
+        """Return the plain numbers among columns by kind, and where they start if there is only one batch."""
+        alike: dict[Any, list[int]] = {}
+        for column in columns:
+            if isinstance(kind := self.kinds[column], tuple):
+                alike.setdefault((column,) if kind[1] > _SMALL else (kind[0].dtype, kind[0].shape), []).append(column)
+        one = not self._shared and len(self._counts) == 1
+        return [(each, np.array([self._tables(c)[0] for c in each]) if one else None) for each in alike.values()]
+
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
-        """Return values of plain numbers, bytes or text as a column; None of others, or if text is not UTF-8."""
+        """Return bytes or text as a column; None of others, or if text is not UTF-8."""
         kind, found = self.kinds[column], None
-        if isinstance(kind, tuple):
-            numbers, nbytes = kind
-            claims.add(nbytes)
-            data = self._gather(self._tables(column)[0], nbytes, nbytes, batch, rows)
-            found = data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
-        elif kind is not None:
+        if kind is not None:
             ends, data, counts = self._tables(column)
             starts, lengths = self._spans(kind, ends, counts, batch, rows, None, claims)
             claims.add(lengths)
@@ -191,12 +212,6 @@ class Gatherer:
         if found is None and self._shared:
             raise CorruptFileError("a column is read one file at a time")
         return found
-
-    def _gather(self, starts: Int64Array, stride: int, length: int, batch: Int64Array, rows: Int64Array) -> Array:
-        """Return `length` bytes for each of `rows`; `starts` are the offsets of row 0 in each batch."""
-        if len(starts) == 1:
-            return self._file.gather_every(int(starts[0]), stride, length, rows)
-        return self._file.gather(starts[batch] + rows * stride, length)
 
     def _check(self, node: _Node, counts: Int64Array, *, exact: bool = False) -> None:
         """Check that the buffers of an array hold what the batches claim; it must have at least `counts` items."""
@@ -368,7 +383,7 @@ class Gatherer:
         claims: Claims,
     ) -> tuple[Int64Array, Int64Array]:
         """Return start and length of each value, by offsets of `width` bytes, among the `counts` items of its batch."""
-        pairs = self._gather(bases, width, 2 * width, batch, rows).view(f"<i{width}")
+        pairs = self._file.gather(_of(bases, batch) + rows * width, 2 * width).view(f"<i{width}")
         starts, stops = pairs.T.astype(np.int64, order="C")
         lengths = stops - starts
         ends = _of(counts, batch)

@@ -28,7 +28,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of, unchanged
 from dataload.storage.backend import read_text
-from dataload.types import Int64Array, Record
+from dataload.types import Array, Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -126,16 +126,28 @@ class _ArrowFile(TableReader):
             return super()._pick(indices, names, claims)
         batch, rows = self._blocks.locate(indices)
         bases = dict.fromkeys(self._bases.get(name, name) for name in names)
-        found = {name: self._gathered(name, batch, rows, indices, claims) for name in bases}
+        columns = tuple([self._numbers[name] for name in bases if name not in self._numbered])
+        numbers = self.gatherer.numbers(columns, batch, rows, claims)
+        if len(numbers) == len(names) and not self._fills:
+            return {name: numbers[column] for name, column in zip(names, columns, strict=True)}
+        found = {name: self._gathered(name, numbers, batch, rows, indices, claims) for name in bases}
         return {name: found[self._bases.get(name, name)][name in self._bases] for name in names}
 
     def _gathered(
-        self, name: str, batch: Int64Array, rows: Int64Array, indices: Int64Array, claims: Claims
+        self,
+        name: str,
+        numbers: Mapping[int, Array],
+        batch: Int64Array,
+        rows: Int64Array,
+        indices: Int64Array,
+        claims: Claims,
     ) -> tuple[Any, Any]:
         """Return a column, and where its nulls have been filled, (rows,) bool; None if they are not filled."""
         assert self.gatherer is not None, "callers look for one"
         number, fill = self._numbers[name], self._fills.get(name)
-        column = None if name in self._numbered else self.gatherer.column(number, batch, rows, claims)
+        column = numbers.get(number)
+        if column is None and name not in self._numbered:
+            column = self.gatherer.column(number, batch, rows, claims)
         if column is not None:  # it has no nulls
             return column, None if fill is None else np.zeros(len(rows), np.bool_)
         empty, nulls = None if self._empty is None else self._empty.column(number), None

@@ -489,3 +489,25 @@ def test_files_of_equal_layout_have_values_and_dictionaries_of_their_own(tmp_pat
         source.read(range(7))
         with pytest.raises(CorruptFileError, match="max_record_bytes"):
             source.read([8])
+
+
+@pytest.mark.parametrize("rows", [ROWS, 7])
+@pytest.mark.parametrize("files", [1, 3])
+def test_many_numbers_of_few_kinds_are_pyarrows(tmp_path, rows, files):
+    kinds = ("i4", "f4", "i8", "f8", "u1", "f4")
+    table = pa.table({f"f{n}": np.arange(n, n + ROWS).astype(kinds[n % 6]) for n in range(30)})
+    table = table.append_column("pair", pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * ROWS, dtype="f4")), 2))
+    for number in range(files):
+        write_arrow(tmp_path / f"{number}.arrow", table.slice(number * ROWS // files, ROWS // files), rows=rows)
+    source = dataload.open(tmp_path)
+    indices = np.array([5, 0, 59, 5, 31])
+    taken, batch = table.take(indices), source.read_batch(indices)
+    assert batch["pair"].tolist() == taken["pair"].to_pylist()
+    for name in table.column_names[:30]:
+        expected = taken[name].to_numpy()
+        assert batch[name].dtype == expected.dtype
+        assert batch[name].tolist() == expected.tolist()
+    batch = source.read_batch(np.arange(4), ["f3", "f1"])
+    assert [*batch] == ["f3", "f1"]
+    batch["f1"][:] = 0
+    assert batch["f3"].tolist() == [3, 4, 5, 6]

@@ -23,7 +23,7 @@ from dataload.convert.measuring import fields_of, measure, narrow, without_cache
 from dataload.convert.plan import Shard, Target
 from dataload.convert.sharded import Rule, ShardedWriter
 from dataload.errors import ConfigError
-from dataload.sources.discover import find_destination, split_format
+from dataload.sources.discover import find_destination, split_format, unfinished_conversions
 from dataload.sources.format import Format
 from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.sources.views.sequences import lengths_of, save_lengths
@@ -240,6 +240,10 @@ def _find(path: str, remote: Remote | None) -> tuple[str, DataSetFacts]:
         listed = ", ".join(each.pattern for each in manifest.data_sets)
         message = f"{path!r} names {len(found)} of the data sets in {directory}, which has {listed}"
         raise ConfigError(f"{message}: name one of these", key="append", value=path)
+    for journal, shards in unfinished_conversions(directory, remote):  # which would leave the new shards out
+        if not shards.isdisjoint(found[0].names):
+            message = f"a conversion to {found[0].pattern} has not ended ({base_name(journal)})"
+            raise ConfigError(f"{message}: finish it before you append", key="append", value=path)
     return directory, found[0]
 
 

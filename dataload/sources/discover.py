@@ -3,7 +3,7 @@
 import glob
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from os import PathLike
@@ -355,13 +355,19 @@ def check_complete(directory: str, names: Sequence[str], remote: Remote | None) 
     if missing := missing_parts(names):
         name, count = missing
         raise SourceNotFoundError(f"the directory {directory} has no {name}{and_more(count)}: {remedy}", path=directory)
+    for path, _ in unfinished_conversions(directory, remote):
+        message = f"the directory {directory} has the shards of an unfinished conversion ({base_name(path)})"
+        raise SourceNotFoundError(f"{message}: {remedy}", path=directory)
+
+
+def unfinished_conversions(directory: str, remote: Remote | None) -> Iterator[tuple[str, set[str]]]:
+    """Yield the journal of each conversion into a directory that has not ended, and the names of its shards."""
     storage = storage_of(directory, remote)
     for path in storage.glob(join(directory if is_url(directory) else glob.escape(directory), _JOURNALS)):
         with suppress(ValueError, KeyError, TypeError):  # is not one
             journal = json.loads(storage.read(path))
             if len(journal["finished"]) < len(journal["shards"]):
-                message = f"the directory {directory} has the shards of an unfinished conversion ({base_name(path)})"
-                raise SourceNotFoundError(f"{message}: {remedy}", path=directory)
+                yield path, {name for name, *_ in journal["shards"]}
 
 
 def _holds_data(path: str, remote: Remote | None, known: Sequence[Format]) -> bool:

@@ -292,8 +292,12 @@ def test_shards_of_an_unfinished_overwrite_are_not_listed(listed):
         SourceNotFoundError, match=r"has the shards of an unfinished conversion \(\.a\.syr\.convert\.json\)"
     ):
         index_shards(str(listed))
+    with pytest.raises(ConfigError, match=r"a conversion to a-.* has not ended \(\.a\.syr\.convert\.json\): finish"):
+        dataload.create(listed, append=True)
     convert(source_of(12), listed / "a.syr", shards=4, overwrite=True)
     index_shards(str(listed))
+    with dataload.create(listed, append=True) as writer:
+        writer.write({"x": np.zeros(3, np.int32)})
 
 
 def fail_later(record):

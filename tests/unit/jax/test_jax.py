@@ -12,6 +12,7 @@ from dataload.samplers import BucketBatchSampler
 from dataload.streams import MultiStreamLoader
 
 jax = pytest.importorskip("jax")
+jax.config.update("jax_num_cpu_devices", 4)  # before a test uses JAX
 
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding  # noqa: E402 - skipped without JAX
 
@@ -30,7 +31,6 @@ SOURCE = MemorySource(FIELDS)
 
 @pytest.fixture(scope="module")
 def mesh():
-    jax.config.update("jax_num_cpu_devices", 4)
     return jax.make_mesh((2, 2), ("data", "model"))
 
 

@@ -24,7 +24,7 @@ from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
-from dataload.storage.local.record_files import ReopenedFile
+from dataload.storage.local.record_files import MappedFile, ReopenedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
 
@@ -160,10 +160,10 @@ class ShardReader(ABC, Generic[T_co]):
         self.release()
 
 
-def open_file_of(reader: "ShardReader[Any] | None", data_file: str) -> ReopenedFile[Any] | None:
-    """Return the file of a reader if it is this one, or a whole copy of this object."""
+def open_file_of(reader: "ShardReader[Any] | None", data_file: str) -> MappedFile | None:
+    """Return the file of a reader if it is this one, on this machine and mapped as it is."""
     file = getattr(reader, "_file", None)
-    return file if isinstance(file, ReopenedFile) and file.path == data_file else None
+    return file if isinstance(file, MappedFile) and file.is_plain and file.path == data_file else None
 
 
 def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | None) -> ContentMark:
@@ -181,7 +181,7 @@ def describe_shard(
     # A look before the shard is opened, so that a later change shows; an open file tells its version itself.
     found = None if is_alone else look_locally(path)
     with reading_tables(whole=True), file_errors(path), contextlib.closing(open_shard(path)) as reader:
-        if data_file == path and not is_url(path) and (file := open_file_of(reader, path)) is not None:
+        if data_file == path and (file := open_file_of(reader, path)) is not None:
             size, ends, sha256 = read_marks(file)
             content, evidence = ContentMark(size, ends, reader.identity()), Evidence(file.identity.changed)
             return ShardFacts(base_name(path), size, len(reader), sha256, content, evidence), True
@@ -208,7 +208,7 @@ class ListedShards:
     def check(
         self, shard: int, path: str, records: int, data_file: str = "", reader: ShardReader[Any] | None = None
     ) -> None:
-        """Compare the number of records, and the content of a local file or of a whole copy of an object."""
+        """Compare the number of records, and the content of a local file or of the copy of a folder's object."""
         if records != self.lengths[shard]:
             if not self.listed:
                 raise rewritten_error(path)
@@ -216,11 +216,13 @@ class ListedShards:
         mark = None if self.contents is None or not data_file else self.contents[shard]
         if mark is None:
             return
-        file = open_file_of(reader, data_file)
         if reader is None or not is_url(data_file):
+            file = open_file_of(reader, data_file)
             same = (ends_of_file(data_file, None) if file is None else ends_of(file)) == mark[:2]
-        else:
-            same = file is None or is_same_content(ContentMark(*ends_of(file), reader.identity()), mark)
+        else:  # of a folder, the manifest has no ETag
+            copy: Any = getattr(reader, "_file", None) if data_file != path else None
+            is_whole = isinstance(copy, ReopenedFile) and copy.path == data_file
+            same = not is_whole or is_same_content(ContentMark(*ends_of(copy), reader.identity()), mark)
         if not same:
             raise _stale_error(path, "another content than in the manifest")
 

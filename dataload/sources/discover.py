@@ -1,6 +1,5 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
-import glob
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_names, local_path, storage_of
 from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
-from dataload.storage.paths import as_path
+from dataload.storage.paths import as_path, literal_pattern
 
 _SHOWN_PATTERNS = 10
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
@@ -363,7 +362,7 @@ def check_complete(directory: str, names: Sequence[str], remote: Remote | None) 
 def unfinished_conversions(directory: str, remote: Remote | None) -> Iterator[tuple[str, set[str]]]:
     """Yield the journal of each conversion into a directory that has not ended, and the names of its shards."""
     storage = storage_of(directory, remote)
-    for path in storage.glob(join(directory if is_url(directory) else glob.escape(directory), _JOURNALS)):
+    for path in storage.glob(join(literal_pattern(directory), _JOURNALS)):
         with suppress(ValueError, KeyError, TypeError):  # is not one
             journal = json.loads(storage.read(path))
             if len(journal["finished"]) < len(journal["shards"]):

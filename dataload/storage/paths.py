@@ -20,6 +20,16 @@ _BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory|hf):/(?!/
 _HUB = re.compile(r"(hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?)(?:/(.*))?", re.IGNORECASE)
 
 
+def literal_pattern(path: str) -> str:
+    """Return a pattern that matches this path only."""
+    return glob.escape(path)
+
+
+def encoded_paths(paths: Iterable[str]) -> bytes:
+    """Return local paths for the core, which are separated by zero bytes."""
+    return os.fsencode("\0".join(paths))
+
+
 def is_url(path: str) -> bool:
     """Return whether `path` is a URL; ConfigError if it has no host, or lost a slash in `pathlib`."""
     if ":/" not in path:  # most paths; a data set may have thousands

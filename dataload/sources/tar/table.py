@@ -1,6 +1,5 @@
 """Load the sample table of an archive: from the cache, from its index (and check it), or by scanning the archive."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -29,6 +28,7 @@ from dataload.storage.core import core, file_number
 from dataload.storage.errors import file_errors
 from dataload.storage.kept import CachedTable
 from dataload.storage.local.record_files import ReopenedFile
+from dataload.storage.paths import encoded_paths
 from dataload.types import Array, Int64Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
@@ -88,7 +88,7 @@ def open_archives(
     done = 0
     while done < len(paths):
         stop = min(done + _OPENED_AT_ONCE, len(paths))
-        names = [os.fsencode("\0".join(each[done:stop])) for each in (paths, indexes)]
+        names = [encoded_paths(each[done:stop]) for each in (paths, indexes)]
         found = core().tar_open(*names, versions[done:stop], checks)
         for version, each in zip(versions[done:stop].tolist(), found, strict=False):
             yield None if each is None else (FileIdentity(version[0], version[1], each[:2]), table_of(*each[2]))

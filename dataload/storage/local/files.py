@@ -33,6 +33,7 @@ from dataload.storage.core import can_map, core
 from dataload.storage.errors import file_errors, overwritten_error, rewritten_error, write_errors
 from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers
 from dataload.storage.local.record_files import FileIdentity, Handle, MappedFile, UnmappedFile, open_regular
+from dataload.storage.paths import encoded_paths
 from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
 
@@ -314,7 +315,7 @@ class AppendedFile:
 def versions_of(paths: Sequence[str]) -> Int64Array:
     """Return size, time of change in ns and number of each file, (files, 3); zeros for a missing file."""
     found = np.empty((len(paths), 3), np.int64)
-    core().file_versions(found, os.fsencode("\0".join(paths)))
+    core().file_versions(found, encoded_paths(paths))
     return found
 
 

@@ -14,6 +14,7 @@ from dataload.errors import MachineError, SourceError
 from dataload.storage.core import PLACE_BITS, core
 from dataload.storage.errors import file_errors, outside_error
 from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, FileIdentity, MappedFile, is_cold, open_regular
+from dataload.storage.paths import encoded_paths
 from dataload.storage.record_file import RecordFile
 from dataload.types import Array, BytesArray, Int64Array
 
@@ -59,7 +60,7 @@ class ShardMaps(RecordFile):
         found = np.zeros((len(shards), 5), np.int64)
         with self._lock:
             if paths and self._mapped + len(shards) <= self._most:
-                self._maps.open(found, shards, os.fsencode("\0".join(map(os.path.abspath, paths))))
+                self._maps.open(found, shards, encoded_paths(map(os.path.abspath, paths)))
             for shard, path, (size, changed, _, device, inode) in zip(
                 shards.tolist(), paths, found.tolist(), strict=True
             ):

@@ -20,7 +20,7 @@ from dataload.storage.core import core
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps
 from dataload.storage.record_file import RowLayout
-from dataload.types import Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
+from dataload.types import Array, Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
 
 Gather: TypeAlias = Callable[[RecordFile, Int64Array, Int64Array], Any]
 """Copies the ranges of a file at offsets and lengths, both (rows,) int64 in bytes."""
@@ -159,6 +159,13 @@ def gather_records(
     if isinstance(file, (MappedFile, ShardMaps)):
         return GatheredTable(file, offsets, length, last)
     return RecordTable(file.gather(offsets, length))
+
+
+def integers(contents: BytesColumn) -> Array | None:
+    """Return decimal numbers, (rows,) int64; None if one of them has another form or too many digits."""
+    (block,), _, starts, stops = contents.parts()
+    numbers = np.empty(len(starts), np.int64)
+    return numbers if core().integers(numbers, block, starts, stops - starts) < 0 else None
 
 
 class LoadedRecords:

@@ -234,13 +234,6 @@ def key_column(lengths: Int64Array, gather: Callable[[Array], Any]) -> TextColum
     return [*map(decode_name, column)] if checked is None else checked
 
 
-def integers(contents: BytesColumn) -> Array | None:
-    """Return decimal numbers, (rows,) int64; None if one of them has another form or too many digits."""
-    (block,), _, starts, stops = contents.parts()
-    numbers = np.empty(len(starts), np.int64)
-    return numbers if core().integers(numbers, block, starts, stops - starts) < 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class SampleTable:
     """The location of every component; components are numbered in the order of the samples.

@@ -17,10 +17,11 @@ from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
+from dataload.sources.encoded import integers
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar import KEY
 from dataload.sources.tar.index import index_path
-from dataload.sources.tar.samples import Field, TarSettings, integers, name_fields, rate_fields
+from dataload.sources.tar.samples import Field, TarSettings, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive, open_archives
 from dataload.storage import RecordFile, storage_of

@@ -109,10 +109,10 @@ def make(kind, count, **settings):
     return DataLoader(kind(), batch_size=2, **workers(count), **settings)
 
 
-KINDS = [*itertools.product([Shared, WithIterator, WithState, Random], [0, 2])]
+KINDS = [*itertools.product([Shared, WithIterator, WithState, Random], [0, 3])]
 
 
-@pytest.mark.parametrize(("kind", "count"), sampled(KINDS, [*KINDS[::2], (Shared, 2), (WithState, 2)]))
+@pytest.mark.parametrize(("kind", "count"), sampled(KINDS, [*KINDS[::2], (Shared, 3), (WithState, 3)]))
 def test_a_stream_resumes_at_any_step(kind, count):
     whole = make(kind, count)
     expected = flat(whole)

@@ -84,6 +84,13 @@ class WithState(Shared):
         self.resumed, self.epoch = state["at"], state["epoch"]
 
 
+class Uneven(Shared):
+    """The first worker has most of the data."""
+
+    def numbers(self):
+        return range(data.get_worker_info().id * 30, 61, 3)
+
+
 class Random(Shared):
     def __iter__(self):
         return (torch.rand(()).item() for _ in self.numbers())
@@ -109,10 +116,10 @@ def make(kind, count, **settings):
     return DataLoader(kind(), batch_size=2, **workers(count), **settings)
 
 
-KINDS = [*itertools.product([Shared, WithIterator, WithState, Random], [0, 3])]
+KINDS = [*itertools.product([Shared, WithIterator, WithState, Random], [0, 2]), (Uneven, 3)]
 
 
-@pytest.mark.parametrize(("kind", "count"), sampled(KINDS, [*KINDS[::2], (Shared, 3), (WithState, 3)]))
+@pytest.mark.parametrize(("kind", "count"), sampled(KINDS, [*KINDS[::2], (Shared, 2), (WithState, 2)]))
 def test_a_stream_resumes_at_any_step(kind, count):
     whole = make(kind, count)
     expected = flat(whole)
@@ -121,7 +128,7 @@ def test_a_stream_resumes_at_any_step(kind, count):
     for _ in expected:
         next(iterator)
         states.append(json.loads(json.dumps(before.state_dict())))
-    assert [state["position"] for state in states] == [*range(len(states))]
+    assert kind is Uneven or [state["position"] for state in states] == [*range(len(states))]
     list(iterator)
     for step, state in enumerate(states):
         if count and step != 4:  # workers take their time to start

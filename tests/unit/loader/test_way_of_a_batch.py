@@ -64,8 +64,9 @@ def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
 def test_other_formats_have_up_to_two_files_more(name, record, most, tmp_path):
     with dataload.create(tmp_path / name) as writer:
         writer.extend([record] * 8)
-    # Decoding, which copies as well, comes after the copy.
-    found = [files for files in stacks_of(dataload.open(tmp_path / name)) if "codecs/codec.py" not in files]
+    # Decoding, which copies as well, comes after the copy, and compiled functions have no files.
+    stacks = [files for files in stacks_of(dataload.open(tmp_path / name)) if not files[-1].endswith("_numpy.py")]
+    found = [files for files in stacks if "codecs/codec.py" not in files]
     assert max(next(n for n, file in enumerate(files, 1) if file.startswith("storage/")) for files in found) == most
 
 

@@ -299,6 +299,14 @@ def test_a_value_outside_of_its_batch(tmp_path, values, offset):
         (pa.ipc.new_file, b"OW1$", b"", "byte [0-9]+: the file has no valid end: it was truncated"),
         (pa.ipc.new_file, b"(?<!^)\xff{4}", b"\xff\xff\xff\xfe", "expected a mess"),
         (pa.ipc.new_file, b"\3" + bytes(7), b"\4" + bytes(7), "a batch has less than it"),
+        (pa.ipc.new_file, b"\3" + bytes(7), b"\xff" * 8, "a negative number of rows"),
+        (
+            pa.ipc.new_file,
+            bytes(8) + b"\6" + bytes(7),
+            bytes(8) + b"\6\1" + bytes(6),
+            "a buffer or an array is outside",
+        ),
+        (pa.ipc.new_stream, b"\3" + bytes(15), b"\3" + bytes(7) + b"\xff" * 8, "a buffer or an array is outside"),
     ],
 )
 def test_damaged_metadata_of_arrow(tmp_path, new, old, damage, message):

@@ -126,7 +126,7 @@ test-slow: $(INSTALLED) $(CORE)
 FLAKY := tests/integration tests/unit/executors tests/unit/loader tests/unit/storage tests/unit/streams tests/unit/torch
 flakes: $(INSTALLED) $(CORE)
 	$(INSTALL) 'pytest-randomly>=3.16'
-	for n in 1 2; do while :; do :; done & done; trap 'kill $$(jobs -p)' EXIT; \
+	for n in 1 2; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy' EXIT; \
 	for round in $$(seq $(or $(ROUNDS),30)); do $(BIN)/python -m pytest -n 2 --dist loadfile \
 		-o addopts='--strict-markers --import-mode=importlib -m "not remote and not ray and not train and not slow_suite and not dashboard"' \
 		$(FLAKY) || exit 1; done

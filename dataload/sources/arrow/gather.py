@@ -178,10 +178,10 @@ class Gatherer:
 
     def numbers(self, columns: tuple[int, ...], batch: Int64Array, rows: Int64Array, claims: Claims) -> dict[int, Any]:
         """Return the plain numbers among columns, by column: small ones of one kind by one call."""
-        if self._alike[0] != columns:
-            self._alike = columns, self._group(columns)
-        found: dict[int, Any] = {}
-        for several, starts in self._alike[1]:
+        (known, groups), found = self._alike, dict[int, Any]()
+        if known != columns:
+            self._alike = columns, (groups := self._group(columns))  # other threads may read other columns
+        for several, starts in groups:
             numbers, nbytes = self.kinds[several[0]]
             claims.add(nbytes * len(several))
             if starts is None:

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -497,6 +498,31 @@ def test_files_of_equal_layout_have_values_and_dictionaries_of_their_own(tmp_pat
         source.read(range(7))
         with pytest.raises(CorruptFileError, match="max_record_bytes"):
             source.read([8])
+
+
+def test_another_thread_may_read_other_columns_between_any_two_lines(tmp_path):
+    source = ArrowSource(write_arrow(tmp_path / "a.arrow", pa.table({name: range(ROWS) for name in "abc"}), rows=ROWS))
+    source.read_batch([5], ["a", "b"])
+    turns = []
+
+    def other(frame, event, _):
+        if "/sources/arrow/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            sys.settrace(None)
+            turns.append(source.read_batch([3], ["c"])["c"].tolist())
+            sys.settrace(other)
+        return other
+
+    before = sys.gettrace()
+    sys.settrace(other)
+    try:
+        found = source.read_batch([5], ["a", "b"])
+    finally:
+        sys.settrace(before)
+    assert {name: column.tolist() for name, column in found.items()} == {"a": [5], "b": [5]}
+    assert len(turns) > 20
+    assert turns == [[3]] * len(turns)
 
 
 @pytest.mark.parametrize("rows", [ROWS, 7])

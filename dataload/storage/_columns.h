@@ -37,6 +37,7 @@ done:
 /* ---- Rows of one layout ---- */
 
 #define TILE 16 /* rows whose fields are copied together, so that each column is written in whole lines */
+#define MANY 256 /* rows that are, if their fields are far apart: they are in memory column after column */
 
 typedef struct {
     char *out;
@@ -124,11 +125,15 @@ static int row_differs(const Cut *c, const char *row) {
 
 static void run_cut(const void *job) {
     const Cut *c = job;
-    for (Py_ssize_t first = 0; first < c->count; first += TILE) {
-        int rows = c->count - first < TILE ? (int)(c->count - first) : TILE;
-        const char *from[TILE];
+    int64_t copied = 0;
+    for (Py_ssize_t field = 0; field < c->fields; field++) copied += c->lengths[field];
+    int far = !c->words && copied <= c->length / LINE, tile = far ? MANY : TILE;
+    for (Py_ssize_t first = 0; first < c->count; first += tile) {
+        int rows = c->count - first < tile ? (int)(c->count - first) : tile;
+        const char *from[MANY];
         for (int row = 0; row < rows; row++) {
             from[row] = FROM(c, first + row);
+            if (far) continue; /* the processor waits for many values at once */
             if (first + row + TILE < c->count && c->length > 4 * LINE)
                 prefetch_row(FROM(c, first + row + TILE), c->length);
             else if (first + row + TILE < c->count)

@@ -161,6 +161,10 @@ class RecordFile(ABC):
         self._gather(out, start, stride, length, indices)
         return out
 
+    def gather_columns(self, offsets: Int64Array, starts: Int64Array, length: int) -> Array:
+        """Copy values of `length` bytes, `starts` after each of `offsets`, to a new (starts, offsets, length) uint8."""
+        return self.gather((starts[:, None] + offsets).ravel(), length).reshape(len(starts), len(offsets), length)
+
     def gather_ranges(self, offsets: Int64Array, lengths: Int64Array) -> BytesColumn:
         """Copy ranges, (rows,) int64 offsets and lengths in bytes, into one block of memory."""
         ends = np.cumsum(lengths)

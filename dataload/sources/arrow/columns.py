@@ -1,11 +1,11 @@
-"""Columns of classes and of files: what Hugging Face's library writes about them, and what readers know of a schema."""
+"""Columns of classes, facts that readers know of a schema, also from Hugging Face's library, and places of columns."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extens
 from dataload.codecs.nulls import check_names, fill_of, mask_name
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.arrow import TableOptions
-from dataload.types import FieldSpec
+from dataload.storage import RecordFile
+from dataload.types import Array, FieldSpec, Int64Array
 
 
 def features_of(schema: Any) -> Mapping[str, Any]:
@@ -149,3 +150,39 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
         "categories": [name for name in given or () if name not in listed],
         "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders], sorted(given or ())),
     }
+
+
+def of_batch(values: Int64Array, batch: Int64Array) -> Int64Array:
+    """Return the value of the batch of each row, or of the only batch."""
+    return values[:1] if len(values) == 1 else values[batch]
+
+
+class Places(NamedTuple):
+    """Where several columns begin in each batch of a file."""
+
+    starts: Int64Array  # (columns, batches)
+    first: Int64Array  # (batches,), of the column that comes first
+    after: Int64Array  # (columns,), how far after it each column begins in most batches
+    alike: Array  # (batches,) bool, whether that holds for a batch
+
+    @classmethod
+    def of(cls, starts: Int64Array) -> Self:
+        first = starts.min(axis=0)
+        after = starts - first
+        usual = after[:, after.shape[1] // 2]  # the last batch often has fewer rows
+        return cls(starts, first, usual.copy(), (after == usual[:, None]).all(axis=0))
+
+    def gather(self, file: RecordFile, batch: Int64Array, at: Int64Array, length: int) -> Array:
+        """Copy values of `length` bytes at the offsets `at` in each column to a new (columns, rows, length) uint8."""
+        alike, offsets = of_batch(self.alike, batch), of_batch(self.first, batch) + at
+        if alike.all():
+            return file.gather_columns(offsets, self.after, length)
+        others = np.flatnonzero(~alike)
+        shape = len(self.starts), len(others), length
+        apart = file.gather((self.starts[:, batch[others]] + at[others]).ravel(), length).reshape(shape)
+        if len(others) == len(at):
+            return apart
+        offsets[others] = offsets[np.argmax(alike)]
+        found = file.gather_columns(offsets, self.after, length)
+        found[:, others] = apart
+        return found

@@ -79,6 +79,7 @@ class _ArrowFile(TableReader):
         def read(offset: int, length: int) -> bytes:
             return file.read(offset, min(length, file.size - offset))
 
+        self._chosen: tuple[Sequence[str], dict[str, None], tuple[int, ...]] = (), {}, ()  # what was read last
         self._layout = layout = parse_layout(read, file.size, path, layouts)
 
         def schema() -> Any:
@@ -125,11 +126,15 @@ class _ArrowFile(TableReader):
         if self.gatherer is None:
             return super()._pick(indices, names, claims)
         batch, rows = self._blocks.locate(indices)
-        bases = dict.fromkeys(self._bases.get(name, name) for name in names)
-        columns = tuple([self._numbers[name] for name in bases if name not in self._numbered])
+        chosen = self._chosen
+        if chosen[0] != names:
+            bases = dict.fromkeys(self._bases.get(name, name) for name in names)
+            columns = tuple([self._numbers[name] for name in bases if name not in self._numbered])
+            self._chosen = chosen = names, bases, columns
+        _, bases, columns = chosen
         numbers = self.gatherer.numbers(columns, batch, rows, claims)
         if len(numbers) == len(names) and not self._fills:
-            return {name: numbers[column] for name, column in zip(names, columns, strict=True)}
+            return dict(zip(names, map(numbers.__getitem__, columns), strict=True))
         found = {name: self._gathered(name, numbers, batch, rows, indices, claims) for name in bases}
         return {name: found[self._bases.get(name, name)][name in self._bases] for name in names}
 

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+import numpy as np
+
+from dataload._util.arrays import pooled_empty
 from dataload._util.system import NO_WAIT, open_file, open_files_limit, read_at, read_into_at
 from dataload.errors import ChangedFileError, SourceError
 from dataload.storage.core import core
@@ -268,6 +271,17 @@ class MappedFile(UnmappedFile[Mapping]):
         else:
             self._call(core().gather, (out,), start, stride, length, indices, (start, stride, indices, length))
 
+    def gather_columns(self, offsets: Int64Array, starts: Int64Array, length: int) -> Array:
+        """See `RecordFile`: columns are copied one after another, without the offset of each value."""
+        mapping, count = self._open(), len(starts)
+        if mapping.map() is None or not count or self._is_cold(mapping, int(starts[-1] + offsets[-1])):
+            return super().gather_columns(offsets, starts, length)
+        out = pooled_empty((count, len(offsets), length), np.uint8)
+        sizes, targets = np.full(count, length), np.arange(count) * (len(offsets) * length)
+        after = offsets, int(starts.max()) + length, starts, sizes, targets, None, None
+        self._call(core().cut, (out,), 0, 1, length, offsets[:0], after)
+        return out
+
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         if self._open().map() is None:
             super()._gather_ranges(out, offsets, lengths)
@@ -339,12 +353,17 @@ class MappedFile(UnmappedFile[Mapping]):
         return outside_error(self.path, self.size, error)
 
     def _hint(self, mapping: Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
-        """Ask the kernel to load cold ranges together; if a probed offset is cached, skip the next steps."""
-        if len(indices) < 2:
+        """Ask the kernel to load cold ranges together."""
+        if len(indices) < 2 or not self._is_cold(mapping, start + int(indices[-1]) * stride):
             return
+        if isinstance(mapped := mapping.map(), mmap.mmap):
+            will_need(mapped, start + indices * stride, lengths)
+
+    def _is_cold(self, mapping: Mapping, offset: int) -> bool:
+        """Return whether an offset is not cached; if it is, so are those of the next steps, probably."""
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
-        elif not is_cold(mapping.descriptor, start + int(indices[-1]) * stride):
-            self._warm_steps = STEPS_BETWEEN_PROBES
-        elif isinstance(mapped := mapping.map(), mmap.mmap):
-            will_need(mapped, start + indices * stride, lengths)
+            return False
+        cold = is_cold(mapping.descriptor, offset)
+        self._warm_steps = 0 if cold else STEPS_BETWEEN_PROBES
+        return cold

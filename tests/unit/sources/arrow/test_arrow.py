@@ -526,21 +526,21 @@ def test_another_thread_may_read_other_columns_between_any_two_lines(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [ROWS, 7])
-@pytest.mark.parametrize("files", [1, 3])
-def test_many_numbers_of_few_kinds_are_pyarrows(tmp_path, rows, files):
+@pytest.mark.parametrize(("files", "mapped"), [(1, True), (3, True), (1, False)])
+def test_many_numbers_of_few_kinds_are_pyarrows(tmp_path, rows, files, mapped):
     kinds = ("i4", "f4", "i8", "f8", "u1", "f4")
     table = pa.table({f"f{n}": np.arange(n, n + ROWS).astype(kinds[n % 6]) for n in range(30)})
     table = table.append_column("pair", pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * ROWS, dtype="f4")), 2))
     for number in range(files):
         write_arrow(tmp_path / f"{number}.arrow", table.slice(number * ROWS // files, ROWS // files), rows=rows)
-    source = dataload.open(tmp_path)
-    indices = np.array([5, 0, 59, 5, 31])
-    taken, batch = table.take(indices), source.read_batch(indices)
-    assert batch["pair"].tolist() == taken["pair"].to_pylist()
-    for name in table.column_names[:30]:
-        expected = taken[name].to_numpy()
-        assert batch[name].dtype == expected.dtype
-        assert batch[name].tolist() == expected.tolist()
+    source = dataload.open(tmp_path, map=mapped)
+    for indices in ([5, 0, 59, 5, 31], [59, 58], [3, 4, 30]):  # batches of fewer rows, with others, alone, and none
+        taken, batch = table.take(indices), source.read_batch(indices)
+        assert batch["pair"].tolist() == taken["pair"].to_pylist()
+        for name in table.column_names[:30]:
+            expected = taken[name].to_numpy()
+            assert batch[name].dtype == expected.dtype
+            assert batch[name].tolist() == expected.tolist()
     batch = source.read_batch(np.arange(4), ["f3", "f1"])
     assert [*batch] == ["f3", "f1"]
     batch["f1"][:] = 0

@@ -61,12 +61,15 @@ def test_reads_are_the_same_and_hinted_only_when_cold(tmp_path, monkeypatch, col
     monkeypatch.setattr(mapped, "STEPS_BETWEEN_PROBES", 0)
     file = MappedFile(str(tmp_path / "data"))
     offsets = np.random.default_rng(1).integers(0, 49 * PAGE, 200)
+    columns = content[np.array([9, 0, 25 * PAGE])[:, None, None] + (offsets // 2)[:, None] + np.arange(8)]
     assert np.array_equal(file.gather(offsets, 300), content[offsets[:, None] + np.arange(300)])
     assert file.copies(offsets, np.full(200, 5)) == [content[o : o + 5].tobytes() for o in offsets]
     assert np.array_equal(
         file.gather_every(7, 64, 64, offsets // 64), content[offsets[:, None] // 64 * 64 + 7 + np.arange(64)]
     )
-    assert len(hinted) == (3 if cold else 0)
+    assert np.array_equal(file.gather_columns(offsets // 2, np.array([9, 0, 25 * PAGE]), 8), columns)
+    assert len(hinted) == (4 if cold else 0)
     if cold:
         assert all(np.array_equal(where, offsets) for where, _ in hinted[:2])
         assert np.array_equal(hinted[2][0], offsets // 64 * 64 + 7)
+        assert hinted[3][1] == 8

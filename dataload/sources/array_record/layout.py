@@ -1,8 +1,9 @@
 """Parts of the ArrayRecord format that matter outside of the records, hashes of many chunks, and Zstandard."""
 
 import re
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,6 +135,7 @@ MOST_EXPANSION_BITS = 16
 """Four bytes of a frame expand to 128 KiB at most."""
 
 _BYTES_IN_THREADS = 1 << 22  # decompressed; fewer take as long as threads to start
+_LARGE_FRAME = 96 << 10  # bytes; starting a stream takes 7 us
 
 
 class UnlikeError(Exception):
@@ -143,7 +145,7 @@ class UnlikeError(Exception):
 class Decompressor:
     """Decompresses chunks in a block of memory, which begin at `starts` and end at `stops`, (n,) int64.
 
-    One serves all files of a source, because a context takes 160 KB; `cached` keeps groups of records.
+    One serves all files of a source, because a context takes up to 2 MB; `cached` keeps groups of records.
     """
 
     def __init__(self, cached: DecodedCache) -> None:
@@ -158,30 +160,13 @@ class Decompressor:
         first = _numbers_at(block, starts + CHUNK_HEADER_BYTES + 1)
         found, frames = _numbers_at(block, _end(*first, stops))
         _check(found == sizes, frames <= stops)
-        ends = np.cumsum(sizes)
-        out = pooled_empty((int(ends[-1]),), np.uint8)
-
-        def fill(rows: slice) -> None:
-            target, spans = out.data, zip((ends - sizes)[rows].tolist(), ends[rows].tolist(), strict=True)
-            # The memory of one frame is used again for the next. Memory for all would be new each time: a page fault
-            # for every 4 KiB takes longer than another copy.
-            each = self._each(block, frames[rows], stops[rows], sizes[rows])
-            for (start, end), data in zip(spans, each, strict=True):
-                target[start:end] = data
-
-        threads = min(usable_cpus(), len(sizes)) if len(out) >= _BYTES_IN_THREADS else 1
-        with decoding():
-            if threads == 1:
-                fill(slice(None))
-            else:
-                cuts = [0, *np.searchsorted(ends, np.arange(1, threads) * (len(out) // threads)).tolist(), len(ends)]
-                with DaemonThreads(threads) as pool:
-                    list(pool.map(fill, map(slice, cuts, cuts[1:])))
-        return BytesColumn.packed(out, ends)
+        out = pooled_empty((int(sizes.sum()),), np.uint8)
+        self._expand(_cut(out, sizes), block, frames, stops)
+        return BytesColumn.packed(out, np.cumsum(sizes))
 
     def groups(
         self, block: BytesArray, starts: Int64Array, stops: Int64Array, sizes: Int64Array, counts: Int64Array
-    ) -> list[tuple[bytes, Int64Array]]:
+    ) -> list[tuple[BytesArray, Int64Array]]:
         """Return all records of each chunk, and their edges; they are `counts`, and take `sizes` bytes, (n,) int64."""
         first = _numbers_at(block, starts + CHUNK_HEADER_BYTES + 1)
         middle = _end(*first, stops)
@@ -189,10 +174,10 @@ class Decompressor:
         _check(found == sizes, frames <= stops)
         expanded, heads = _numbers_at(block, first[1])
         _check(heads <= middle, expanded // MOST_VARINT_BYTES <= counts)
-        with decoding():
-            packed = b"".join(self._each(block, heads, middle, expanded))
-            records = list(self._each(block, frames, stops, sizes))
-        numbers = np.frombuffer(packed, np.uint8)
+        numbers = np.empty(int(expanded.sum()), np.uint8)
+        records = [np.empty(size, np.uint8) for size in sizes.tolist()]  # they are kept one by one
+        self._expand(_cut(numbers, expanded), block, heads, middle)
+        self._expand([each.data for each in records], block, frames, stops)
         lasts, ends = np.flatnonzero(numbers < 0x80), np.cumsum(counts)
         _check(len(lasts) == ends[-1])
         _check(lasts[ends - 1] + 1 == np.cumsum(expanded))
@@ -200,29 +185,63 @@ class Decompressor:
         _check(lengths <= np.repeat(sizes, counts))
         edges = np.concatenate(([0], np.cumsum(lengths)))
         _check(edges[ends] == np.cumsum(sizes))
-        each = zip((ends - counts).tolist(), ends.tolist(), records, strict=True)
-        return [(data, edges[begin : end + 1] - edges[begin]) for begin, end, data in each]
+        spans = zip((ends - counts).tolist(), ends.tolist(), records, strict=True)
+        return [(data, edges[begin : end + 1] - edges[begin]) for begin, end, data in spans]
 
-    def _each(self, block: BytesArray, starts: Int64Array, stops: Int64Array, sizes: Int64Array) -> Iterator[bytes]:
-        """Yield what frames expand to; an UnlikeError if that has not `sizes` bytes."""
+    def _expand(self, targets: list[memoryview], block: BytesArray, starts: Int64Array, stops: Int64Array) -> None:
+        """Fill each array with what a frame expands to; an UnlikeError if that has another length."""
+        ends = np.cumsum([len(target) for target in targets])
+        total, compressed = int(ends[-1]), int((stops - starts).sum())
+        large = total >= len(ends) * _LARGE_FRAME
+        # Threads that expand small frames wait for the GIL, and a frame that did not become smaller is only copied.
+        count = _threads() if large and total >= max(_BYTES_IN_THREADS, compressed) else 1
+        cuts = sorted({0, *np.searchsorted(ends, np.arange(1, count) * (total // count)).tolist(), len(ends)})
+        parts = [(targets[i:j], block, starts[i:j], stops[i:j], large) for i, j in pairwise(cuts)]
+        with decoding():
+            if len(parts) == 1:
+                self._expand_part(*parts[0])
+                return
+            with DaemonThreads(count) as pool:
+                others = [pool.submit(self._expand_part, *part) for part in parts[1:]]
+                self._expand_part(*parts[0])
+                for other in others:
+                    other.result()
+
+    def _expand_part(
+        self, targets: list[memoryview], block: BytesArray, starts: Int64Array, stops: Int64Array, large: bool
+    ) -> None:
         try:
             package = import_module("zstandard")
         except ImportError as error:
             raise UnlikeError from error
-        context = self._idle.pop() if self._idle else package.ZstdDecompressor()
-        told, decompress, view = package.frame_content_size, context.decompress, block.data
-        for start, stop, size in zip(starts.tolist(), stops.tolist(), sizes.tolist(), strict=True):
-            frame = view[start:stop]
+        context, view = self._idle.pop() if self._idle else package.ZstdDecompressor(), block.data
+        told, decompress, stream = package.frame_content_size, context.decompress, context.stream_reader
+        for target, start, stop in zip(targets, starts.tolist(), stops.tolist(), strict=True):
+            frame, size = view[start:stop], len(target)
             try:
-                if told(frame) not in (size, -1):  # so much memory is taken
-                    raise UnlikeError
-                data: bytes = decompress(frame, size)
+                if large:  # without the GIL, and without new memory, which threads give back each time
+                    reader = stream(frame)
+                    length = reader.readinto(target) + len(reader.read(1))
+                elif (length := told(frame)) in (size, -1):  # so much memory is taken
+                    data = decompress(frame, size)
+                    length = len(data)
+                    target[:length] = data
             except package.ZstdError as error:
                 raise UnlikeError from error
-            if len(data) != size:
+            if length != size:
                 raise UnlikeError
-            yield data
         self._idle.append(context)
+
+
+@cache
+def _threads() -> int:
+    return usable_cpus()  # asking the system takes longer than starting a thread
+
+
+def _cut(block: BytesArray, lengths: Int64Array) -> list[memoryview]:
+    """Return consecutive pieces of a block."""
+    ends, data = np.cumsum(lengths), block.data
+    return [data[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
 
 def _check(*holds: Any) -> None:

@@ -260,8 +260,8 @@ def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -
         chunk, whole = np.frombuffer(footer, np.uint8), (np.zeros(1, np.int64), np.array([len(footer)]))
         if decoded > _MOST_BYTES_ABOUT + _MOST_ENTRY_BYTES * count or find_damage(chunk, *whole) is not None:
             return None
-        ((footer, edges),) = decompressor.groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
-        messages, size, sizes = 0, int(edges[1]), np.diff(edges)[1:]
+        ((messages, edges),) = decompressor.groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
+        footer, messages, size, sizes = messages.tobytes(), 0, int(edges[1]), np.diff(edges)[1:]
     else:
         footer = footer[CHUNK_HEADER_BYTES:]
         bytes_of_sizes, start = parse_varint(footer, 1)

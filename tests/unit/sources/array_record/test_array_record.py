@@ -19,6 +19,7 @@ from refusals import refuses
 from dataload._util.caches import DecodedCache
 from dataload.codecs import example
 from dataload.codecs.codec import resolve_codec
+from dataload.codecs.wire import encode_varint, parse_varint
 from dataload.collate import default_collate
 from dataload.errors import (
     ChangedFileError,
@@ -372,7 +373,13 @@ def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, request):
         assert (done.exit_code, shown in done.stdout) == (code, True)
 
 
-SIZES = {"small": range(300), "alike": [4096] * 100, "large": [0, 70_000, 1, 200_000, 0, 65_536, 3], "empty": [0] * 20}
+SIZES = {
+    "small": range(300),
+    "alike": [4096] * 100,
+    "large": [0, 70_000, 1, 200_000, 0, 65_536, 3],
+    "in threads": range(150_000, 250_000, 10_000),
+    "empty": [0] * 20,
+}
 
 
 @pytest.fixture(params=SIZES)
@@ -411,6 +418,27 @@ def test_groups_are_kept_until_all_their_records_are_read(tmp_path, records, mon
             opened.clear()
             assert source.read(request) == [records[index] for index in request]
             assert len(opened) == frames
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("count", [1, 40])  # more are expanded in threads
+def test_large_chunks_that_state_another_length(tmp_path, more, count):
+    """Their hashes fit, and the frames do not tell their length: only what they expand to does."""
+    path = Path(write_records(tmp_path / "x", [b"a" * 200_000] * count))
+    data = bytearray(path.read_bytes())
+    size = 40 + int.from_bytes(data[72:80], "little")
+    chunk = data[64 : 64 + size]
+    length_of_sizes, after = parse_varint(bytes(chunk), 41)
+    stated = 200_000 + more
+    assert parse_varint(bytes(chunk), after + length_of_sizes)[0] == 200_000
+    chunk[after + length_of_sizes : after + length_of_sizes + 3] = encode_varint(stated)
+    chunk[32:40] = stated.to_bytes(8, "little")
+    chunk[16:24] = hash_of(bytes(chunk[40:]))
+    chunk[:8] = hash_of(bytes(chunk[8:40]))
+    data[64 : 64 + size] = chunk
+    path.write_bytes(data)
+    with ArrayRecordSource(path) as source:
+        refuses(source, range(count), "record 0: ", path=str(path), index=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*group_size")

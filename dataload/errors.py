@@ -254,12 +254,14 @@ def closest(name: object, known: Iterable[str]) -> str:
 
     Examples:
         >>> closest("featurs", ["features", "label"])
-        "did you mean 'features'? Known: features, label"
+        "did you mean 'features'? Choose from features, label"
     """
     names = sorted(known)
-    matches = difflib.get_close_matches(str(name), names, n=1)
-    listed = f"Known: {', '.join(names) or '(none)'}"
-    return f"did you mean {matches[0]!r}? {listed}" if matches else listed
+    matches = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
+    listed = ", ".join(names)
+    if matches:
+        return f"did you mean {matches[0]!r}? Choose from {listed}"
+    return f"choose from {listed}" if names else "there is none"
 
 
 def and_more(count: int, named: int = 1) -> str:

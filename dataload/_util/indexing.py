@@ -40,6 +40,8 @@ def as_indices(indices: Any, length: int) -> Int64Array:
             raise TypeError("indices must be integers, got bool; for a mask use np.flatnonzero(mask)")
         try:
             array = np.fromiter(map(operator.index, items), np.int64, len(items))
+        except TypeError as error:
+            raise TypeError(f"indices must be integers: {error}") from None
         except OverflowError:
             outside = next(i for i in map(operator.index, items) if not -length <= i < length)
             raise IndexError(f"index {outside} is out of range for {length} records") from None

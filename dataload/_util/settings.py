@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get
 import numpy as np
 import numpy.typing as npt
 
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError, and_more, closest
 
 InitT = TypeVar("InitT", bound=Callable[..., None])
 
@@ -79,10 +79,10 @@ def setting_error(name: str, value: Any, rule: str) -> ConfigError:
 
 def check_keys(name: str, values: Mapping[Any, Any], names: Iterable[Any]) -> None:
     """Raise ConfigError, which tells the names, unless a setting has one value for each name."""
-    for what, keys in (("lacks", {*names} - {*values}), ("has unknown names", {*values} - {*names})):
+    for what, keys in (("missing", {*names} - {*values}), ("unknown", {*values} - {*names})):
         if keys:
-            some, more = map(repr, sorted(keys, key=str)[:3]), f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            message = f"{name} must hold one number for each name, and {what}: {', '.join(some)}{more}"
+            some = ", ".join(map(repr, sorted(keys, key=str)[:3]))
+            message = f"{name} must hold one number for each name; {what}: {some}{and_more(len(keys), 3)}"
             raise ConfigError(message, key=name, value=values)
 
 

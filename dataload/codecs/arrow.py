@@ -267,10 +267,11 @@ def _nulls(array: Any) -> int:
 def _refuse_null(array: Any, name: str, rows: ColumnContext, items: int = 1) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]) // items
-        raise rows.error(
-            row,
-            f"field {name!r} is null, and only floats and times have a value for that (NaN, NaT): {REMEDIES}",
-        )
+        message = f"field {name!r} is null, and only floats and times have a value for that (NaN, NaT): {REMEDIES}"
+        if pa_module().types.is_null(array.type):  # with which no value can stand for nulls
+            remedy = f"pass nulls={{{name!r}: value}} to replace them, or fields=[...] without this field"
+            message = f"field {name!r} has only nulls and no type: {remedy}"
+        raise rows.error(row, message)
 
 
 def _number_column(array: Any, numbers: Numbers, name: str, rows: ColumnContext) -> Array:

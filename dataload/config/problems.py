@@ -148,8 +148,8 @@ def _unknown(keys: Keys, location: Keys, tables: Mapping[str, Collection[str]]) 
         elsewhere = (f"{section}.{name}" for section in tables[""] if name in tables.get(section, ()))
         found = next((key for key in elsewhere if key != dotted(keys)), None)
         if found is None:
-            return f"there is no such key. {message}"
-        message = f"did you mean {found!r}? {message}"
+            return f"there is no such key: {message}"
+        message = f"did you mean {found!r}? C{message.removeprefix('c')}"
     return f"there is no such key, {message}"
 
 

@@ -29,6 +29,7 @@ from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.sources.views.sequences import lengths_of, save_lengths
 from dataload.sources.writer import Writer
 from dataload.storage import Remote, base_name, is_url, join, local_path, parent, storage_of
+from dataload.storage.paths import as_path
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import FieldSpec
 
@@ -74,7 +75,7 @@ def create(
     if append and overwrite:
         raise ConfigError("append=True keeps what is there: leave overwrite out", key="overwrite", value=True)
     if not given and not append:
-        entry, destination = find_destination(os.fspath(path), format)
+        entry, destination = find_destination(path, format)
         if (named := len(expand_braces(destination))) > 1:
             message = f"{destination!r} names {named} files: pass shards={named} to write all of them"
             raise ConfigError(message, key="shards", value=None)
@@ -87,8 +88,8 @@ def create(
         if rules[name] is not None:
             check_count(name, rules[name], least=1)
     if append:
-        return Appender(os.fspath(path), format, options, Rule(shards if given else 1, records_per_shard, size))
-    entry, destination = find_destination(os.fspath(path), format)
+        return Appender(as_path(path), format, options, Rule(shards if given else 1, records_per_shard, size))
+    entry, destination = find_destination(path, format)
     place = options.pop("storage_options", None), options.pop("remote", None)
     target = Target.of(destination, entry.name, *place)
     return ShardedWriter(target, options, overwrite, Rule(shards, records_per_shard, size))

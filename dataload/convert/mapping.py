@@ -50,7 +50,7 @@ class Tokenize:
         end = None
         if end_token is not None and (end := tokenizer.token_to_id(end_token)) is None:
             known = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-            message = f"{file} has no token {end_token!r}: {closest(end_token, known or ['none is special'])}"
+            message = f"{file} has no special token {end_token!r}: {closest(end_token, known)}"
             raise ConfigError(message, key="end_token", value=end_token)
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         return cls(file, text_field, sha256, end, "uint16" if size <= _MOST_OF_UINT16 else "int32")

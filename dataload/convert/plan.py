@@ -69,7 +69,7 @@ class Target:
         remote: Any = None,
     ) -> Self:
         """Parse a destination; a ConfigError if the format's writer does not write there."""
-        entry, path = find_destination(os.fspath(destination), format_name)
+        entry, path = find_destination(destination, format_name)
         if not is_url(path):
             return cls(entry, os.path.normpath(path))
         if "remote" not in entry.writer_options.names():

@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 from dataload._util.fingerprint import describe, fingerprint, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.errors import StateMismatchError, printable
+from dataload.errors import StateMismatchError, and_more, printable
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, Mixture
 from dataload.samplers.mixture_changes import Change
 
@@ -140,11 +140,11 @@ def upgrade(
     values = dict(cast("Mapping[str, Any]", state))
     version, current = values.get("version"), len(migrations) + 1
     if not is_count(version) or not 0 < cast("int", version) <= current:
-        newer = is_count(version) and version
+        newer, shown = is_count(version) and version, ", ".join([*map(str, values)][:5]) or "(none)"
         raise StateMismatchError(
             "the state was saved by a newer release of dataload: update dataload to load it"
             if newer
-            else f"this is not a state of a {name}",
+            else f"this is not a state of a {name}, but a dict with the keys {shown}{and_more(len(values), 5)}",
             differences=[f"version: {version!r} in the state, {current} here"],
         )
     for migrate in migrations[cast("int", version) - 1 :]:

@@ -184,10 +184,10 @@ def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote:
     return found
 
 
-def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
+def find_destination(path: Any, name: str | None = None) -> tuple[Format, str]:
     """Return the format in which to write, `name` or by prefix or suffix, and the path without its name."""
     entry, rest = split_format(path, name)
-    rest = local_path(rest)
+    rest = local_path(as_path(rest))
     if "*" in base_name(rest):
         shards = f"name one file, or list the shards ({base_name(rest).replace('*', '{00..07}', 1)!r})"
         raise ConfigError(f"{rest!r} is a pattern, which cannot be written to: {shards}", key="destination", value=rest)

@@ -223,7 +223,7 @@ def _values(column: Any, name: str) -> Array:
     if isinstance(column, np.ndarray) and column.ndim == 1:
         return column
     if isinstance(column, (np.ndarray, dict)):
-        raise ConfigError(f"a condition is about single values, and {name!r} has several a record", key="filter")
+        raise ConfigError(f"a condition compares single values, and {name!r} has several in a record", key="filter")
     found = np.empty(len(column), object)
     found[:] = [*cast("Sequence[Any]", column)]
     return found
@@ -252,7 +252,9 @@ def parse(text: str) -> Expression:
     try:
         found = _parsed(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        message = f"{text!r} is not a condition such as \"label == 3 and name in ['a', 'b']\": {error}"
+        message = (
+            f"{text!r} is not a condition such as \"label == 3 and name in ['a', 'b']\": {getattr(error, 'msg', error)}"
+        )
         raise ConfigError(message, key="filter", value=text) from error
     if not isinstance(found, Expression):
         raise ConfigError(f"{text!r} names no field", key="filter", value=text)

@@ -135,13 +135,13 @@ class FileInstruction(Protocol):
 
 
 def as_path(path: Any) -> str:
-    """Return a path or a `FileInstruction` as text, the latter as a slice; others are a TypeError."""
+    """Return a path, with the home directory for ``~``, or a `FileInstruction`, as a slice; others are a TypeError."""
     if isinstance(path, (str, PathLike)) and isinstance(text := fspath(path), str):
         if not text or "\0" in text:
             raise ConfigError(f"{text!r} is not a path", key="paths", value=path)
-        return text
+        return os.path.expanduser(text)
     if not isinstance(path, FileInstruction):
-        raise TypeError(f"paths are text, path objects or a list of these, got {path!r} ({type(path).__name__})")
+        raise TypeError(f"a path must be text or a path object, got {path!r} ({type(path).__name__})")
     if path.skip < 0 or path.take < 0:
         raise ConfigError(
             f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path

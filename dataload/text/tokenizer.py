@@ -104,8 +104,8 @@ def labelled(tokens: Any, trained: Any = True) -> dict[str, Array]:
 def field_of(sample: Any, name: str) -> Any:
     """Return a field of a sample; a ConfigError names those that it has."""
     if not isinstance(sample, Mapping) or name not in sample:
-        known = [str(key) for key in sample] if isinstance(sample, Mapping) else ["the sample is not a record"]
-        raise ConfigError(f"there is no field {name!r}: {closest(name, known)}", key=name)
+        found = closest(name, map(str, sample)) if isinstance(sample, Mapping) else "the sample is not a record"
+        raise ConfigError(f"there is no field {name!r}: {found}", key=name)
     return sample[name]
 
 

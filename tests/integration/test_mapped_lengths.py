@@ -81,7 +81,7 @@ def test_functions_are_kept_by_their_code(data, monkeypatch):
     assert first.tolist() == [len(talk[1]["content"]) for talk in TALKS]
     monkeypatch.setattr(type(source), "__iter__", None)  # no record is read again
     assert dataload.record_lengths(source, "text", transform=[answer]).tolist() == first.tolist()
-    with pytest.raises(ConfigError, match="the transform makes no field 'tokens': Known: text"):
+    with pytest.raises(ConfigError, match="the transform makes no field 'tokens': choose from text"):
         dataload.record_lengths(source, "tokens", transform=[answer])
 
 

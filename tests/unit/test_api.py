@@ -50,11 +50,18 @@ def test_slices_of_array_records(tmp_path):
     assert list(dataload.open([f"{path}[4:6]", f"{path}[0:1]"])) == [b"4", b"5", b"0"]
 
 
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write("~/data/a.syr", [1, 2])
+    assert values(dataload.open("syrah:~/data/a.syr")) == [1, 2]
+    assert values(dataload.open(tmp_path / "data" / "a.syr")) == [1, 2]
+
+
 def test_sources_that_are_no_files():
     assert dataload.open("range:4").read_batch([3, 0])["index"].tolist() == [3, 0]
     assert dataload.open(3, format="range")[2] == {"index": 2}
     assert dataload.open([{"x": 1}], format="memory")[0] == {"x": 1}
-    with pytest.raises(TypeError, match=r"paths are text, path objects or a list of these, got 3 \(int\)"):
+    with pytest.raises(TypeError, match=r"a path must be text or a path object, got 3 \(int\)"):
         dataload.open([3])
 
 
@@ -128,7 +135,7 @@ MIXED = r"the files of a data set have one format, got .*a\.syr \(syrah\), .*b\.
         (lambda: dataload.open("a.syr", format="sirah"), r"there is no format 'sirah': did you mean 'syrah'"),
         (lambda: dataload.open("sirah:x"), r"there is no format 'sirah'"),
         (lambda: dataload.open("a.syr", shape={}), "format 'syrah' has no option 'shape': did you mean 'shapes'"),
-        (lambda: dataload.open("a.syr", fields=["y"]), r"has no field 'y': Known: x"),
+        (lambda: dataload.open("a.syr", fields=["y"]), r"has no field 'y': choose from x"),
         (lambda: dataload.open([]), "no path was given"),
         (lambda: dataload.open(["a.syr", "b.tar"]), MIXED),
         (lambda: dataload.open("range:x"), r"format 'range' takes the number of records \(range:1000\), got 'x'"),

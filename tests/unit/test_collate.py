@@ -163,7 +163,7 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
 @pytest.mark.parametrize(
     ("policy", "key", "message"),
     [
-        ("padd", "collate.x", r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Known: list, pad"),
+        ("padd", "collate.x", r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Choose from list, pad"),
         (
             {"pda": 3},
             "collate.x",
@@ -221,7 +221,7 @@ UNPADDED = "pad_value names '{}', which is not a padded field: {}"
     ("value", "key", "message"),
     [
         ({"lables": -100}, "pad_value.lables", UNPADDED.format("lables", "did you mean 'labels'")),
-        ({"x": -100}, "pad_value.x", UNPADDED.format("x", "Known: labels, tokens")),
+        ({"x": -100}, "pad_value.x", UNPADDED.format("x", "choose from labels, tokens")),
         ({"labels": "-100"}, "pad_value", NUMBER),
         ("0", "pad_value", NUMBER),
     ],
@@ -275,7 +275,7 @@ def test_each_field_has_its_own_padding(rule, expected):
         ({"value": None}, "value must be a number, got None"),
         ({"to": 0}, "to must be an integer >= 1, got 0"),
         ({"to": [4, 2]}, "to must be an integer >= 1 or ascending lengths"),
-        ({"side": "both"}, "side is 'both': Known: left, right"),
+        ({"side": "both"}, "side is 'both': choose from left, right"),
         ({"max_length": 0}, "max_length must be an integer >= 1"),
         ({"truncation_side": "start"}, "truncation_side is 'start'"),
     ],

@@ -145,9 +145,10 @@ def test_state_mismatch_has_one_line_per_difference():
 
 
 def test_closest():
-    assert closest("featurs", ["label", "features"]) == "did you mean 'features'? Known: features, label"
-    assert closest("zzz", ["label"]) == "Known: label"
-    assert closest("x", []) == "Known: (none)"
+    assert closest("featurs", ["label", "features"]) == "did you mean 'features'? Choose from features, label"
+    assert closest("name", ["on_damage"]) == "choose from on_damage"
+    assert closest("zzz", ["label"]) == "choose from label"
+    assert closest("x", []) == "there is none"
 
 
 def test_printable_escapes_what_a_terminal_or_a_file_would_not_take():

@@ -104,13 +104,19 @@ dataload.open("")
 dataload.open("a\0b.syr")
     ConfigError: 'a\x00b.syr' is not a path
 dataload.open(5)
-    TypeError: paths are text, path objects or a list of these, got 5 (int)
+    TypeError: a path must be text or a path object, got 5 (int)
 dataload.open(None)
-    TypeError: paths are text, path objects or a list of these, got None (NoneType)
+    TypeError: a path must be text or a path object, got None (NoneType)
 dataload.open(b"train.syr")
-    TypeError: paths are text, path objects or a list of these, got b'train.syr' (bytes)
+    TypeError: a path must be text or a path object, got b'train.syr' (bytes)
 dataload.open(SOURCE)
-    TypeError: paths are text, path objects or a list of these, got MemorySource(8 records)
+    TypeError: a path must be text or a path object, got MemorySource(8 records)
+dataload.create(b"train.syr")
+    TypeError: a path must be text or a path object, got b'train.syr' (bytes)
+Loader(b"train.syr", batch_size=2)
+    TypeError: a path is not a source: pass dataload.open('train.syr')
+SOURCE.read_batch("x")
+    TypeError: indices must be integers: 'str' object
 dataload.create("out-*.tar")
     ConfigError: 'out-*.tar' is a pattern, which cannot be written to: name one file, or .* ('out-{00..07}.tar')
 convert(SOURCE, "out-*.tar")
@@ -184,9 +190,9 @@ build().load_state_dict("{}")
 build(sampler=BucketBatchSampler(lengths=[1] * 8, batch_size=2))
     ConfigError: BucketBatchSampler chooses the order and the batches: leave batch_size out
 dataload.open("train.tar", typo=1)
-    ConfigError: format 'tar' has no option 'typo': Known: cache, .*, decode, index,
+    ConfigError: format 'tar' has no option 'typo': choose from cache, .*, decode, index,
 dataload.open("train.tar", decod="auto")
-    ConfigError: format 'tar' has no option 'decod': did you mean 'decode'? Known:
+    ConfigError: format 'tar' has no option 'decod': did you mean 'decode'? Choose from
 dataload.open("train.tar", map=two)
     ConfigError: got <function two at .*>: a function of samples is passed to dataload.Loader as transform=, or
 dataload.open("train.tar", transform=two)
@@ -196,7 +202,7 @@ dataload.open("train.tar", streaming=True)
 dataload.create("out.tar", maxcount=10)
     ConfigError: has no option 'maxcount': it is records_per_shard=
 build(num_worker=2)
-    TypeError: Loader has no argument 'num_worker': did you mean 'num_workers'? Known: batch_size,.* seed, shuffle,
+    TypeError: Loader has no argument 'num_worker': did you mean 'num_workers'? Choose from batch_size,.* seed, shuffle,
 build(drop_last=True)
     TypeError: Loader has no argument 'drop_last': drop_last=True is tail='drop', .*; dataload.torch.DataLoader takes
 SOURCE.map(two)

@@ -226,7 +226,7 @@ def lock_file(name: str, path: str) -> Generator[None]:
 
 def _lock_file(name: str, path: str) -> int:
     """Create and lock the file `name`, write the holder into it, and return its descriptor."""
-    with file_errors(name):
+    with write_errors(name):
         deadline = time.monotonic() + _PROBE_SECONDS
         while True:
             descriptor = _open_lock(name)

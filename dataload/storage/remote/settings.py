@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from os import PathLike, fspath
+from os import PathLike
 from typing import Annotated, Any, Literal, NoReturn, TypeAlias, cast
 
 from dataload._util.caches import PerProcess
@@ -96,7 +96,7 @@ class RemoteOptions:
         check_settings(self)
         if self.cache is not None:
             check_setting("cache", self.cache, str | PathLike)
-            object.__setattr__(self, "cache", fspath(self.cache))
+            object.__setattr__(self, "cache", os.path.expanduser(self.cache))
         for name in ("budget", "scan", "part_bytes"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else parse_bytes(name, value))

@@ -59,7 +59,7 @@ THING = "a codec is a name .*, a function that decodes, or an object .*; got {}"
     [
         (
             "msgpak",
-            r"there is no codec 'msgpak': did you mean 'msgpack'. Known: example, msgpack, npz, raw, sequence_ex",
+            r"there is no codec 'msgpak': did you mean 'msgpack'. Choose from example, msgpack, npz, raw, sequence_ex",
         ),
         (5, THING.format("5")),
         (object(), THING.format("<object object")),

@@ -78,7 +78,7 @@ def test_needless_keywords_change_nothing(opened):
     ("options", "message"),
     [
         *(
-            ({"dtypes": [dtype]}, r"dtypes: an output cannot have type .*: .*Known: FLOAT, FLOAT16, .*UINT8$")
+            ({"dtypes": [dtype]}, r"dtypes: an output cannot have type .*: .*choose from FLOAT, FLOAT16, .*UINT8$")
             for dtype in (Dalis.BOOL, "no", np.dtype(">i4"), ">i4", bool, object, 9)
         ),
         ({"ext": []}, r"ext must be one or more sets of extensions \('jpg;png', 'cls'\), got \[\]"),

@@ -92,7 +92,7 @@ TABLES = {
     "itself": (circular(), "config: source: source: .* are nested more than 64 deep, or contain themselves"),
     "deep": (nested(DEEP), "config: a: .* are nested more than 64 deep"),
     "too deep": (nested(65), "config: a: .* are nested more than 64 deep"),
-    "not too deep": (nested(64), "there is no such key. Known: loader"),
+    "not too deep": (nested(64), "there is no such key: choose from loader"),
     "not too many bits": ({"loader": {"seed": 2**256 - 1, "sead": 1}}, "sead"),
     "digits": ({"loader": {"seed": 10**DEEP}}, r"config: loader: seed: an integer of 16,610 bits; the limit is 256"),
     "key": ({10**DEEP: 1}, r"config: keys are text, got a value of type int \(int\): put it in quotes"),

@@ -13,16 +13,16 @@ ONE = {"path": "range:9"}
 TWO = [{"path": "range:4"}, {"path": "range:5"}]
 
 ONE_SOURCE = """
-loader.batch_sise=1 => loader.batch_sise is 1: there is no such key, did you mean 'batch_size'? Known: batch_size, *
-lodaer.seed=1 => lodaer is ['seed']: there is no such key, did you mean 'loader'? Known: loader, remote, *
-batch_size=1 => batch_size is 1: there is no such key, did you mean 'loader.batch_size'? Known: loader, *
-loader.codec=npz => loader.codec is 'npz': there is no such key, did you mean 'source.codec'? Known: batch_size, *
-loader.zzz=1 => loader.zzz is 1: there is no such key. Known: batch_size, *
+loader.batch_sise=1 => loader.batch_sise is 1: there is no such key, did you mean 'batch_size'? Choose from batch_size, *
+lodaer.seed=1 => lodaer is ['seed']: there is no such key, did you mean 'loader'? Choose from loader, remote, *
+batch_size=1 => batch_size is 1: there is no such key, did you mean 'loader.batch_size'? Choose from loader, *
+loader.codec=npz => loader.codec is 'npz': there is no such key, did you mean 'source.codec'? Choose from batch_size, *
+loader.zzz=1 => loader.zzz is 1: there is no such key: choose from batch_size, *
 loader.batch_size=0 => loader.batch_size is 0: expected a number >= 1
 loader.batch_size=true => loader.batch_size is true: expected a whole number
 loader.batch_size=null => loader.batch_size: give batch_size, global_batch_size or a sampler that makes batches
 loader.shuffle=1 => loader.shuffle is 1: expected true or false or 'global' or 'shards'
-loader.shuffle=shard => loader.shuffle is 'shard': did you mean 'shards'? Known: global, shards, or true or false
+loader.shuffle=shard => loader.shuffle is 'shard': did you mean 'shards'? Choose from global, shards, or true or false
 loader.seed=a => loader.seed is 'a': expected a whole number
 loader.timeout=0 => loader.timeout is 0: expected a number > 0
 loader.tail=1 => loader.tail is 1: expected 'drop', 'pad' or 'partial'
@@ -30,7 +30,7 @@ loader.num_workers=-1 => loader.num_workers is -1: expected a number >= 0 or 'au
 loader.transform=f => loader.transform is 'f': expected a function as 'package.module:function' or a list
 loader.transform=[a:b, c] => loader.transform[1] is 'c': expected a function as 'package.module:function'
 loader.collate=1 => loader.collate is 1: expected text or a table
-loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Known: list, pad, ragged, stack, or a table
+loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Choose from list, pad, ragged, stack, or a table
 loader.rank=1 => loader.rank: rank and world_size go together: give both or neither
 loader=1 => loader is 1: expected a table
 source=null => source is missing: give a table with the path of the data
@@ -38,20 +38,20 @@ source=[] => source is []: expected a table or a list that is not empty
 source=[3] => source[0] is 3: expected a table
 source=[{path='a'}, {path=3}] => source[1].path is 3: expected text or a list
 source=[{path='a'}, {}] => source[1].path is missing: expected a value
-source=[{path='a', codek=1}] => source[0].codek is 1: there is no such key, did you mean 'codec'? Known: *
-source=[{path='a', batch_size=3}] => source[0].batch_size is 3: * mean 'loader.batch_size'? Known: *cache, *
+source=[{path='a', codek=1}] => source[0].codek is 1: there is no such key, did you mean 'codec'? Choose from *
+source=[{path='a', batch_size=3}] => source[0].batch_size is 3: * mean 'loader.batch_size'? Choose from *cache, *
 source.path=[a, 1] => source.path[1] is 1: expected text
 source.shapes.x=[a] => source.shapes.x[0] is 'a': expected a whole number
 source.index=true => source.index is true: expected text or a list or False
-source.options.codec=npz => source.codec: format 'range' has no option 'codec': Known: start, step
+source.options.codec=npz => source.codec: format 'range' has no option 'codec': choose from start, step
 sampler=1 => sampler is 1: expected a table
 sampler.seed=1 => sampler.kind is missing: expected the kind of order
-sampler.kind=globl_shuffle => sampler.kind is 'globl_shuffle': did you mean 'global_shuffle'? Known: global_shuffle, *
-sampler={kind='sequential', seed=1} => sampler.seed is 1: * did you mean 'loader.seed'? Known: kind
+sampler.kind=globl_shuffle => sampler.kind is 'globl_shuffle': did you mean 'global_shuffle'? Choose from global_shuffle, *
+sampler={kind='sequential', seed=1} => sampler.seed is 1: * did you mean 'loader.seed'? Choose from kind
 sampler={kind='lanes', lanes=2, pool_size=0} => sampler.pool_size is 0: expected a number >= 1
 sampler={kind='pool_shuffle', parent={kind='lanes'}} => sampler.parent.lanes is missing: expected a value
 sampler={kind='repeat', times=2, parent=3} => sampler.parent is 3: expected a table
-sampler={kind='repeat', times=2, parent={kind='packing'}} => sampler.parent.kind is 'packing': Known: global_shuffle, *
+sampler={kind='repeat', times=2, parent={kind='packing'}} => sampler.parent.kind is 'packing': choose from global_shuffle, *
 sampler={kind='repeat', times=2, parent={kind='sequential', times=3}} => *.times is 3: * mean 'sampler.times'? *
 sampler={kind='weighted', weights=[1, -1]} => sampler.weights[1] is -1: expected a number >= 0
 sampler={kind='weighted', weights='a.txt'} => * is 'a.txt': expected the path of a .npy file or a list

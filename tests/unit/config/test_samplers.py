@@ -187,7 +187,7 @@ FIT = r"""
 {kind='weighted', weights=[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]} => weights: weights must .* zero
 {kind='weighted', weights='/no/such.npy'} => weights: cannot read /no/such\.npy: No such file
 {kind='length_buckets', length_of='index'} => length_of: field 'index' of record 0 has no length
-{kind='length_buckets', length_of='x'} => length_of: a record has no field 'x': Known: index
+{kind='length_buckets', length_of='x'} => length_of: a record has no field 'x': choose from index
 {kind='length_buckets', lengths='lengths.npy', boundaries=[2, 3]} => boundaries: boundaries must reach the longest
 {kind='length_buckets', lengths='lengths.npy', boundaries=[-1, 9]} => boundaries[0]: .* must be an integer >= 0, got -1
 {kind='packing', lengths='lengths.npy', row_length=4} => row_length: row_length must be at least 5, the length of

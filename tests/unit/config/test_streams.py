@@ -175,7 +175,7 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
         (iterators(sequences="empty.txt"), r"^sampler\.sequences: sequences .*empty"),
         (iterators(sequences="binary.txt"), r"binary\.txt: it is not UTF-8 text \(invalid start byte\)"),
         (iterators(sequences=__file__.replace(".py", ".npy")), r"^sampler\.sequences: cannot read .*No such file"),
-        (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': Known: independent, split$"),
+        (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': choose from independent, split$"),
         (iterators(sequences=["1"], mode="split", loader={"tail": "partial"}), r"^loader\.tail: tail is 'partial': "),
         (
             iterators(sequences=["1"], loader={"exclude": [1]}),

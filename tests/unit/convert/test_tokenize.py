@@ -69,7 +69,7 @@ def test_what_has_no_text(tmp_path, file):
         tokenize({"texts": "a"})
     with pytest.raises(ConfigError, match="expected text, got int: choose its field"):
         tokenize({"text": 3})
-    with pytest.raises(ConfigError, match=r"has no token '<eos>': .*<end>"):
+    with pytest.raises(ConfigError, match=r"has no special token '<eos>': .*<end>"):
         Tokenize.of(file, end_token="<eos>")
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"x\.json is not a tokenizer.json: "):

@@ -147,7 +147,7 @@ def test_what_the_errors_say(tmp_path):
             "pass load_state_dict(state, on_growth='finish'), or start over\n"
             f"  shards: 5 in the state, 10 here; added: {', '.join(names[5:8])} and 2 more"
         )
-        with pytest.raises(ConfigError, match="on_growth is 'ignore': Known: error, finish"):
+        with pytest.raises(ConfigError, match="on_growth is 'ignore': choose from error, finish"):
             loader.load_state_dict(state, on_growth="ignore")
         assert "order (the sampler or its seed): GlobalShuffle(length=20, seed=3)" in refused(source, state, seed=4)
         assert "other data or another order" in refused(source, state, shuffle="shards")

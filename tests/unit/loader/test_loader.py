@@ -152,7 +152,7 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"sampler": BUCKETS}, "BucketBatchSampler chooses the order and the batches: leave batch_size out"),
         ({"sampler": Sequential(3), "batch_size": None}, "give batch_size, global_batch_size or a sampler"),
         ({"fields": ["idnex"]}, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
-        ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*Known: labels, tokens"),
+        ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*choose from labels, tokens"),
         (
             {"collate": {"indx": "pad"}},
             "collate names the field 'indx', which the samples do not have: did you mean 'index'",
@@ -160,7 +160,7 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"pad_value": 0}, PAD_VALUE),
         ({**PADS, "collate": dataload.Collate(BOTH), "pad_value": 0}, PAD_VALUE),
         ({**PADS, "pad_value": {"lables": 1}}, "pad_value names 'lables', which is not a padded .* mean 'labels'"),
-        ({**PADS, "collate": {}, "pad_value": {"tokens": 0}}, r"names 'tokens', which is not a .* Known: \(none\)"),
+        ({**PADS, "collate": {}, "pad_value": {"tokens": 0}}, r"names 'tokens', which is not a .* there is none"),
     ],
 )
 def test_wrong_settings_are_named(settings, match):
@@ -183,7 +183,7 @@ PAD_SMALL = {"batch_size": 2, "collate": {"labels": "pad"}, "pad_value": {"label
 @pytest.mark.parametrize(
     ("source", "settings", "match"),
     [
-        ([{"a": 1}], {"fields": ["c"]}, r"no field 'c'.*Known: a"),
+        ([{"a": 1}], {"fields": ["c"]}, r"no field 'c'.*choose from a"),
         (
             [np.zeros(1), np.zeros(3)],
             {"batch_size": 2},
@@ -457,7 +457,8 @@ def test_a_state_of_something_else_is_refused_line_by_line():
     assert load(state, shuffle=True, seed=2).differences == (f"order (the sampler or its seed): {shown}",)
     differences = load(state, 11, shuffle=True, seed=1).differences
     assert [line.split(" ")[0] for line in differences] == ["source", "order", "length"]
-    assert "not a state of a Loader\n  version: None in the state, 5 here" in str(load({}))
+    whole = load({"model": 1, "loader": state})
+    assert "a state of a Loader, but a dict with the keys model, loader\n  version: None in the state" in str(whole)
     assert "missing or unknown keys: x" in str(load({**state, "x": 1}))
 
 

@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize("kind", [LoaderState, MultiStreamState])
     [
         (99, r"saved by a newer release .*: update dataload.*\n  version: 99 in"),
         *(
-            (wrong, r"this is not a state of a \w*Loader\n  version: .* in the state")
+            (wrong, r"this is not a state of a \w*Loader, but .*\n  version: .* in the state")
             for wrong in (None, 0, -1, True, "1", 1.0)
         ),
     ],

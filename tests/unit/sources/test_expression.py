@@ -168,7 +168,7 @@ def test_what_does_not_fit(sources):
                 source.filter(condition)
     with pytest.raises(ConfigError, match="has no field 'q'"):
         sources[0].filter(field("q") == 1)
-    with pytest.raises(ConfigError, match="a condition is about single values, and 'v' has several a record"):
+    with pytest.raises(ConfigError, match="a condition compares single values, and 'v' has several in a record"):
         MemorySource({"v": np.zeros((3, 2))}).filter(field("v") == 1)
     with pytest.raises(ConfigError, match="must be a function of a record or a condition"):
         RangeSource(3).filter("index == 1")

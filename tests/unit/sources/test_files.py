@@ -104,7 +104,7 @@ def test_worker_processes_refuse_a_file_that_was_replaced_after_it_was_opened(ma
         (["0.lines", "gone.lines"], None, SourceNotFoundError, r"there is no .*gone\.lines"),
         (".", None, SourceError, "cannot read .*: Is a directory"),
         (["0.lines", "bad.lines"], None, CorruptFileError, r"bad\.lines, record 0: a line is not a hexadecimal number"),
-        ("0.lines", ["dat"], ConfigError, r"0\.lines has no field 'dat': did you mean 'data'\? Known: data, x"),
+        ("0.lines", ["dat"], ConfigError, r"0\.lines has no field 'dat': did you mean 'data'\? Choose from data, x"),
     ],
 )
 def test_what_cannot_be_opened(make, paths, fields, error, message):

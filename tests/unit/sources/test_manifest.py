@@ -108,7 +108,7 @@ ODD = [
     ("version", ..., "version: expected 1, which this release reads, but found None"),
     ("version", 3, "but found 3; if a later release wrote it, upgrade dataload; if the shards are right, delete"),
     ("data_sets", ..., "manifest: expected the key 'data_sets' but found only version"),
-    ("extra", 1, "manifest: unknown key extra: Known: data_sets, version"),
+    ("extra", 1, "manifest: unknown key extra: choose from data_sets, version"),
     (f"{FIRST}.recods", 5, "data set: unknown key recods: did you mean 'records'?"),
     (f"{FIRST}.fields.x.classes", [3], "fields.x.classes: expected texts but found 3"),
     (f"{FIRST}.options.index", "/etc/passwd", "options: expected one of case_sensitive, codec, "),

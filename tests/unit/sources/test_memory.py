@@ -46,7 +46,7 @@ def test_fields_are_chosen_in_order():
     assert (len(source), repr(source)) == (1, "MemorySource(1 records)")
 
 
-UNKNOWN = r"there is no field 'tt': did you mean 't'\? Known: b, f, n, t, x"
+UNKNOWN = r"there is no field 'tt': did you mean 't'\? Choose from b, f, n, t, x"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_table_of_another_library(library):
     source[0]["n"][...] = 7
     assert source[0]["n"] == 3
     assert list(MemorySource(table, fields=["t", "n"])[2]) == ["t", "n"]
-    with pytest.raises(ConfigError, match=r"there is no field 'm': Known: b, f, l, n, t"):
+    with pytest.raises(ConfigError, match=r"there is no field 'm': choose from b, f, l, n, t"):
         MemorySource(table, fields=["m"])
     holes = table_of({"t": ["a", None], "n": module.array([1, None], "Int64") if library == "pandas" else [1, None]})
     with pytest.warns(UserWarning, match=r"the table has nulls \(1 of 't', 1 of 'n'\), and reading one is an error"):

@@ -100,9 +100,9 @@ def lengths_of_x(records):
                 ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
                 ([], {"field": "x", "key": True}, r"got field and key"),
                 ([], {"key": "x", "shards": True}, r"got key and shards"),
-                ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
+                ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': choose from x"),
                 ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
-                ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
+                ([{"x": 1}], {"key": True}, r"a record has no field '__key__': choose from x"),
                 (
                     [{"__key__": "0001"}],
                     {"key": True},
@@ -115,7 +115,7 @@ def lengths_of_x(records):
                 ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
             ]
         ),
-        (lengths_of_x, [{"y": b"1"}], {}, "a record has no field 'x': Known: y"),
+        (lengths_of_x, [{"y": b"1"}], {}, "a record has no field 'x': choose from y"),
         (lengths_of_x, [b"abc"], {}, "records are bytes, not fields: choose a codec"),
         (
             lengths_of_x,
@@ -283,7 +283,7 @@ OFFSETS_OF = "offsets of 'action' must be integers, such as [-1, 0], got "
         ("x" * 99, {}, "got 'xxx"),
         ([40], {"length": 0}, "length must be an integer >= 1, got 0"),
         ([40], {"stride": 0}, "stride must be an integer >= 1, got 0"),
-        ([40], {"ends": "next"}, "ends is 'next': Known: drop, pad"),
+        ([40], {"ends": "next"}, "ends is 'next': choose from drop, pad"),
         ([40], {"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
         *(([40], {"offsets": {"action": wrong}}, OFFSETS_OF) for wrong in ([], [0.5], [2**40], "01")),
         ([40], {"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter"),

@@ -693,7 +693,7 @@ COPIED = {"executor": "processes"}
         ({"sequences": []}, "sequences", "sequences is empty, but a row needs one to follow"),
         ({"batch_size": 0}, "batch_size", "batch_size must be an integer >= 1"),
         ({"mode": "splitt"}, "mode", "mode is 'splitt': did you mean 'split'"),
-        ({"ends": "stop"}, "ends", "ends is 'stop': .*Known: drop, next, pad"),
+        ({"ends": "stop"}, "ends", "ends is 'stop': .*choose from drop, next, pad"),
         ({"tail": "partial", "mode": "split"}, "tail", "tail is 'partial'"),
         ({"executor": "thread"}, "executor", "executor is 'thread': did you mean 'threads'"),
         ({"executor": "x"}, "executor", "executor is 'x'"),

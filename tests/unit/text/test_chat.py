@@ -144,7 +144,7 @@ THINKING = [
         ),
         ("chatml", {"messages": ["a"]}, "message 0 in field 'messages' must be a dict with role and content, got 'a'"),
         ("chatml", {"messages": ["a" * 99]}, f"a dict with role and content, got '{'a' * 79}$"),
-        ("chatml", {"talk": TALK}, "there is no field 'messages': Known: talk"),
+        ("chatml", {"talk": TALK}, "there is no field 'messages': choose from talk"),
         (
             "chatml",
             {"messages": [answer("Hi"), user("a")]},
@@ -219,7 +219,7 @@ def test_truncation_of_the_tokenizer_is_turned_off():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train_on": "user"}, "train_on is 'user': Known: all, assistant, last"),
+        ({"train_on": "user"}, "train_on is 'user': choose from all, assistant, last"),
         ({"messages": 3}, "messages must be text, got 3"),
         ({"tokenizer": 3}, "tokenizer must be a fast tokenizer of transformers .*; got 'int'"),
         ({"tokenizer": "/nowhere/at-all"}, "the tokenizer '/nowhere/at-all' cannot be loaded: "),

@@ -170,7 +170,7 @@ class Mesh:
         (Mesh(("mine", "tp"), (1, 4), (0, 2)), {}, (0, 1)),
         (Mesh(("mine", "tp"), (3, 4), (2, 2)), {"data_dims": ["mine"]}, (2, 3)),
         (Mesh(("mine", "tp"), (3, 4), (2, 2)), {}, "'mine' does not say whether processes along it read different"),
-        (Mesh(("dp",), (2,), (0,)), {"data_dims": ["pd"]}, "data_dims has 'pd', .* no such dimension: Known: dp"),
+        (Mesh(("dp",), (2,), (0,)), {"data_dims": ["pd"]}, "data_dims has 'pd', .* no such dimension: choose from dp"),
         (Mesh(None, (2,), (0,)), {}, "the dimensions of the mesh have no names: give mesh_dim_names"),
         (Mesh(("dp",), (2,), None), {}, "this process is not in the process group"),
     ],

@@ -236,7 +236,7 @@ def test_names_in_types_that_are_not_utf8(tmp_path, column, compression):
     "column",
     [
         *(pa.array([1, 2, None]), pa.array(["a", "b", None]), pa.array([[1], [2], None]), pa.array([[1], [2], [None]])),
-        *(pa.array([{"x": 1}, {"x": 2}, None]), pa.array([True, False, None]), pa.array([None] * 3)),
+        *(pa.array([{"x": 1}, {"x": 2}, None]), pa.array([True, False, None])),
         pa.array([[1, 2], [3, 4], [None, 5]], pa.list_(pa.int8(), 2)),
         pytest.param(
             pa.array([[0.5], [1.5], None], pa.list_(pa.float32(), 1)),
@@ -252,8 +252,7 @@ def test_a_null_is_an_error_of_its_record_only(tmp_path, column):
     )
     for warned in sources_of(tmp_path, pa.table({"x": column, "y": [1, 2, 3]})):
         source = type(warned)(warned.paths, nulls="error")  # without a warning
-        if column.type != pa.null():
-            assert len(source.read([0, 1, 0])) == 3
+        assert len(source.read([0, 1, 0])) == 3
         assert source.read_batch([2, 0], ["y"])["y"].tolist() == [3, 1]
         refuses(source, [2, 2], message, path=source.paths[0], index=2)
 
@@ -430,7 +429,7 @@ def test_pyarrow_reads_what_we_write(tmp_path, name, compression):
         ([{"x": np.zeros((0, 3))}], {}, r"field 'x' cannot be stored in a table: an array of shape \(0, 3\) has no it"),
         ([{"x": 1 << 70}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": [1, "a"]}], {}, "field 'x' cannot be stored in a table"),
-        ([{"x": 1}], {"ragged": ["y"]}, "ragged names the field 'y': Known: x"),
+        ([{"x": 1}], {"ragged": ["y"]}, "ragged names the field 'y': choose from x"),
         ([{"x": "\ud800"}], {}, "field 'x' cannot be stored in a table: .* surrogates not allowed"),
         ([{"\ud800": 1}], {}, "cannot be stored in a table: .* surrogates not allowed"),
         ([{}], {}, "a table does not store records without fields"),

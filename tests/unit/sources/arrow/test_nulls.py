@@ -68,6 +68,8 @@ def test_masks_mark_neutral_values(path):
     assert str(source.fields["t_is_null"]) == "bool ()"
     rows = np.array([5, 1, 3, 1, 0, 2, 4])
     records = source.read(rows)
+    with pytest.raises(CorruptFileError, match=r"'none' has only nulls and no type: pass nulls=\{'none': value\} to"):
+        dataload.open(path, nulls="mask", fields=["none"])[0]
     if path.name == "a.parquet":
         assert [check for check in check_source(source, source.read(range(6))) if check.status == "failed"] == []
     for name in masked:

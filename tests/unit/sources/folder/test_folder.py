@@ -306,7 +306,7 @@ def test_splits_are_no_classes(tmp_path, packed):
     ):
         with dataload.open(folder, **options) as source:
             assert source.fields["label"].classes == classes
-    with pytest.raises(ConfigError, match=r"has no folder of the split 'val': did you mean 'Val'\? Known: Val, train"):
+    with pytest.raises(ConfigError, match=r"has no folder of the split 'val': did you mean 'Val'\? Choose"):
         dataload.open(path, split="val")
 
 

@@ -60,14 +60,14 @@ NO_CLS = "sample 2 \\('c'\\) has no field 'cls'"
 @pytest.mark.parametrize(
     ("options", "fields", "message"),
     [
-        ({"fields": ["jgp"]}, None, r"x.tar has no field 'jgp': did you mean 'jpg'\? Known: __key__, cls, jpg, txt"),
+        ({"fields": ["jgp"]}, None, r"x.tar has no field 'jgp': did you mean 'jpg'\? Choose from __key__, cls, jpg"),
         *(({"fields": ["jgp"], "missing": missing}, None, "has no field 'jgp'") for missing in ("skip", "empty")),
         ({}, ["jgp"], "has no field 'jgp'"),
         ({"fields": ["cls"]}, None, f"{NO_CLS}: .*missing='skip'.*missing='empty'"),
         ({"fields": ["cls"], "missing": "empty", "decode": "auto"}, None, f"{NO_CLS}, and values decoded as cls have"),
         ({}, ["cls"], f"x.tar: {NO_CLS}: choose missing='skip' to leave such samples out"),
         ({}, None, "different fields"),
-        ({"decode": "auto", "fields": ["x.npy"]}, None, "no field 'x.npy': Known: __key__, cls, jpg, txt"),
+        ({"decode": "auto", "fields": ["x.npy"]}, None, "no field 'x.npy': choose from __key__, cls, jpg, txt"),
         ({"decode": {"jpg": "imag"}}, None, r"decode\['jpg'\] is 'imag': did you mean 'image'"),
         ({"decode": "pil"}, None, "decode must be 'auto', 'written', a mapping or None; got 'pil'"),
         ({"index": True}, None, "index must be text, a path, a list, False or None; got True"),
@@ -180,7 +180,7 @@ class TestDecode:
             "json": "unknown", "mp4": "bytes ()", "score": "float64 ()",
         }  # fmt: skip
         assert list(TarSource(path, decode="auto", fields=["x", "caption"])[0]) == ["x", "caption"]
-        with pytest.raises(ConfigError, match=r"no field 'x.npy': Known: __key__, caption"):
+        with pytest.raises(ConfigError, match=r"no field 'x.npy': choose from __key__, caption"):
             len(TarSource(path, decode="auto", fields=["x.npy"]))
 
     def test_by_extension(self, path):

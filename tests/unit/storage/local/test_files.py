@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.errors import SourceError
+from dataload.errors import SourceError, StoreError
 from dataload.storage import storage_of
 from dataload.storage.backend import FileStream
 from dataload.storage.local import files
@@ -57,6 +57,9 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path):
             pass
         lock.unlink()
     assert victim.read_text() == "precious"
+    lock.mkdir()
+    with pytest.raises(StoreError, match=r"cannot write .*\.a\.lock: Is a directory"), storage_of(path).lock(path):
+        pass
 
 
 def test_text_is_appended(tmp_path, monkeypatch):

@@ -251,7 +251,9 @@ def open_archives(urls: Sequence[str], remote: Remote | None, handler: Any) -> t
     while True:
         source = TarSource([local_path(url) for url in urls], case_sensitive=False, index=index, **options)
         try:
-            oddity = source.oddity()
+            with warnings.catch_warnings():  # of files of one name, which are an oddity
+                warnings.simplefilter("ignore")
+                oddity = source.oddity()
         except errors.SourceNotFoundError as error:
             there = [url for url in urls if local_path(url) != error.path]
             if not 0 < len(there) < len(urls) or not _continues(handler, error):

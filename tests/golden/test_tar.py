@@ -14,7 +14,7 @@ from dataload.sources.tar.index import parse_index
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* ends without blocks of zeros:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* (ends without blocks of zeros|several files for):UserWarning")
 
 GOLDEN = Path(__file__).parent / "tar"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())

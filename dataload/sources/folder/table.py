@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -108,10 +109,8 @@ def class_table(names: list[str], values: Int64Array, path: str, folders: Iterab
     labels = [names[number][start:].partition("/")[0] for number in inside]
     classes = sorted({*labels})
     if not classes:
-        hint = f", but {names[0]}" if names else ""
-        message = (
-            f"{path} has no class folders of images or audio{hint}: pass labels='labels.csv', or pattern='{{key}}.*'"
-        )
+        has = f"{path} has {names[0]}{and_more(len(names))}, but" if names else f"{path} has"
+        message = f"{has} no class folders of images or audio: pass labels='labels.csv', or pattern='{{key}}.*'"
         raise ConfigError(message, key="paths", value=path)
     empty = sorted({*folders} - {*classes})
     if empty:
@@ -189,8 +188,7 @@ def compile_pattern(pattern: str) -> Callable[[str], re.Match[str] | None]:
 
 def _translate(pattern: str) -> str:
     """Return the regular expression of a pattern without alternatives."""
-    parts: list[str] = []
-    at = 0
+    parts, at = list[str](), 0
     for found in _PLACE.finditer(pattern):
         parts.append(re.escape(pattern[at : found.start()]))
         name = found["name"]
@@ -203,8 +201,7 @@ def _translate(pattern: str) -> str:
 def pattern_table(names: list[str], values: Int64Array, path: str, pattern: str, missing: MissingFile) -> FileTable:
     """Return the table of the files that match a pattern, with a record for the files of each key."""
     match = compile_pattern(pattern)
-    rows: dict[str, int] = {}
-    files: dict[str, list[int]] = {}
+    rows, files = dict[str, int](), dict[str, list[int]]()
     places: dict[str, list[str]] = {}
     suffixes: dict[str, set[str]] = {}
     for number, name in enumerate(names):
@@ -318,7 +315,7 @@ def join_labels(table: FileTable, sheets: Sequence[Sheet], missing: MissingFile,
     gone = rows.keys() - {*names}
     if gone:
         name = min(gone, key=lambda name: (sheets.index(rows[name][0]), rows[name][1]))
-        message = f"line {rows[name][1]}{and_more(len(gone))}: there is no file {name!r}"
+        message = f"line {rows[name][1]}{and_more(len(gone))}: there is no file {name!r} in the folder"
         raise CorruptFileError(message, path=rows[name][0].path)
     kept = np.array([number for number, name in enumerate(names) if name in rows], np.int64)
     if len(kept) < len(names) and (missing == "error" or not len(kept)):
@@ -327,7 +324,9 @@ def join_labels(table: FileTable, sheets: Sequence[Sheet], missing: MissingFile,
         raise ConfigError(f"{message}: pass missing='skip' to leave such files out", key="missing")
     chosen = [rows[names[number]][2] for number in kept.tolist()]
     typed = _of_json if any(sheet.path.endswith(".jsonl") for sheet in sheets) else _typed
-    joined = {name: typed([cells[c] for cells in chosen]) for c, name in enumerate(columns)}
+    joined = {
+        name: typed([cells[c] for cells in chosen], f"{sheets[0].path}: {name!r}") for c, name in enumerate(columns)
+    }
     files = {field: numbers[kept] for field, numbers in table.files.items()}
     return with_classes(replace(table, files=files, key_lengths=table.key_lengths[kept], columns=joined))
 
@@ -336,11 +335,11 @@ def _find_names(header: list[str], path: str, taken: set[str]) -> int:
     """Return the column with the names of files; others must not be called like one of the fields `taken`."""
     if wrong := [name for name in header if name in taken or not name or header.count(name) > 1]:
         raise ConfigError(f"{path}: a column cannot be called {wrong[0]!r}: rename it", key="labels", value=path)
-    for name in _FILE_COLUMNS:
-        if name in header:
-            return header.index(name)
-    message = f"{path} has the columns {', '.join(header)}, and none of {', '.join(_FILE_COLUMNS)}"
-    raise ConfigError(message, key="labels", value=path)
+    if found := [header.index(name) for name in _FILE_COLUMNS if name in header]:
+        return found[0]
+    names = " or ".join(map(repr, _FILE_COLUMNS))
+    message = f"{path}: the column with the names of files must be called {names}, but the columns are"
+    raise ConfigError(f"{message} {', '.join(map(repr, header)) or 'missing'}", key="labels", value=path)
 
 
 def _parse_csv(text: str, path: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -378,7 +377,7 @@ def _parse_json(text: str, path: str) -> tuple[list[str], list[tuple[int, list[A
     return header, rows
 
 
-def _of_json(values: list[Any]) -> Array | list[Any]:
+def _of_json(values: list[Any], _: str) -> Array | list[Any]:
     """Return a column as an array if its values are all numbers or all truth values, else unchanged."""
     kinds = {*map(type, values)}
     dtype = np.bool_ if kinds == {bool} else np.int64 if kinds == {int} else np.float64
@@ -388,11 +387,14 @@ def _of_json(values: list[Any]) -> Array | list[Any]:
         return values
 
 
-def _typed(cells: list[str]) -> Array | list[str]:
+def _typed(cells: list[str], column: str) -> Array | list[str]:
     """Return a column as int64 or float64 if all of its cells are such numbers, else as texts."""
     if all(map(_INTEGER.fullmatch, cells)):
         return np.array([*map(int, cells)], np.int64)
     try:
         return cells if any(map(_NO_NUMBER.match, cells)) else np.array([*map(float, cells)], np.float64)
     except ValueError:
+        odd = [cell for cell in cells if not _INTEGER.fullmatch(cell)]
+        if 2 * len(odd) < len(cells):  # a class without a name would shift the numbers of the others
+            warnings.warn(f"{column} is read as text, because {odd[0]!r} among numbers is not one", stacklevel=2)
         return cells

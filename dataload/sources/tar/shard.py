@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
@@ -186,6 +187,9 @@ class TarReader(ShardReader[Record]):
             decoders |= dict.fromkeys(self._rates.get(name, ()), DECODERS["sample_rate"])
             decoder = decoders[codes[0]] if codes else self._settings.decoder(name)
             others = {code: other for code, other in decoders.items() if other is not decoder}
+            if self._table.meet(codes):
+                message = f"{self._file.path}: a sample has several files for the field {name!r}: the first one is read"
+                warnings.warn(message, stacklevel=2)
             field = Field(name, decoder, self._table.first(codes), others)
             self._planned[name] = field
         return field

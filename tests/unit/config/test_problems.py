@@ -13,7 +13,7 @@ ONE = {"path": "range:9"}
 TWO = [{"path": "range:4"}, {"path": "range:5"}]
 
 ONE_SOURCE = """
-loader.batch_sise=1 => loader.batch_sise is 1: there is no such key, did you mean 'batch_size'? Choose from batch_size, *
+loader.batch_sise=1 => loader.batch_sise is 1: there is no such key, did you mean 'batch_size'? Choose *
 lodaer.seed=1 => lodaer is ['seed']: there is no such key, did you mean 'loader'? Choose from loader, remote, *
 batch_size=1 => batch_size is 1: there is no such key, did you mean 'loader.batch_size'? Choose from loader, *
 loader.codec=npz => loader.codec is 'npz': there is no such key, did you mean 'source.codec'? Choose from batch_size, *
@@ -30,7 +30,7 @@ loader.num_workers=-1 => loader.num_workers is -1: expected a number >= 0 or 'au
 loader.transform=f => loader.transform is 'f': expected a function as 'package.module:function' or a list
 loader.transform=[a:b, c] => loader.transform[1] is 'c': expected a function as 'package.module:function'
 loader.collate=1 => loader.collate is 1: expected text or a table
-loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Choose from list, pad, ragged, stack, or a table
+loader.collate.x=padd => loader.collate.x is 'padd': did you mean 'pad'? Choose *
 loader.rank=1 => loader.rank: rank and world_size go together: give both or neither
 loader=1 => loader is 1: expected a table
 source=null => source is missing: give a table with the path of the data
@@ -46,12 +46,12 @@ source.index=true => source.index is true: expected text or a list or False
 source.options.codec=npz => source.codec: format 'range' has no option 'codec': choose from start, step
 sampler=1 => sampler is 1: expected a table
 sampler.seed=1 => sampler.kind is missing: expected the kind of order
-sampler.kind=globl_shuffle => sampler.kind is 'globl_shuffle': did you mean 'global_shuffle'? Choose from global_shuffle, *
+sampler.kind=globl_shuffle => sampler.kind is 'globl_shuffle': did you mean 'global_shuffle'? Choose *
 sampler={kind='sequential', seed=1} => sampler.seed is 1: * did you mean 'loader.seed'? Choose from kind
 sampler={kind='lanes', lanes=2, pool_size=0} => sampler.pool_size is 0: expected a number >= 1
 sampler={kind='pool_shuffle', parent={kind='lanes'}} => sampler.parent.lanes is missing: expected a value
 sampler={kind='repeat', times=2, parent=3} => sampler.parent is 3: expected a table
-sampler={kind='repeat', times=2, parent={kind='packing'}} => sampler.parent.kind is 'packing': choose from global_shuffle, *
+sampler={kind='repeat', times=2, parent={kind='packing'}} => sampler.parent.kind is 'packing': choose *
 sampler={kind='repeat', times=2, parent={kind='sequential', times=3}} => *.times is 3: * mean 'sampler.times'? *
 sampler={kind='weighted', weights=[1, -1]} => sampler.weights[1] is -1: expected a number >= 0
 sampler={kind='weighted', weights='a.txt'} => * is 'a.txt': expected the path of a .npy file or a list

@@ -121,6 +121,9 @@ def test_rows_of_a_csv_file(tmp_path):
         assert source.read_batch([0, 1], ["label"])["label"].tolist() == [7, 8]
         np.testing.assert_array_equal(source[1]["image"], pixels(root / "c.png"))
         assert source.fingerprint() != before
+    labels.write_text("file,label\nb.png,7\nc.png,\nx/a.png,8\n")
+    with pytest.warns(UserWarning, match=r"train\.csv: 'label' is read as text, because '' among numbers is not one"):
+        assert dataload.open(root, labels=labels).fields["label"].classes == ("", "7", "8")
 
 
 NO_ROW = r"has no row for 'b.png' \(1 of 2 files have none\): pass missing="
@@ -130,7 +133,7 @@ CLASSES = ["cat/a.png", "dog/c.png"]
 META = "metadata.jsonl"
 WRONG = [  # files and their content, options, error, message
     (["a.png"], {"labels": ""}, CorruptFileError, "the file is empty, and must begin with the names of columns"),
-    (["a.png"], {"labels": "name,label\n"}, ConfigError, "has the columns name, label, and none of file, filename, fi"),
+    (["a.png"], {"labels": "name,label\n"}, ConfigError, "called .*, but the columns are 'name', 'label'"),
     (["a.png"], {"labels": "file,image\na.png,1\n"}, ConfigError, "a column cannot be called 'image': rename it"),
     (["a.png"], {"labels": "file,x,x\na.png,1,2\n"}, ConfigError, "a column cannot be called 'x': rename it"),
     (["a.png"], {"labels": "file,x\na.png\n"}, CorruptFileError, "line 2 has 1 cells, and the first has 2"),
@@ -140,7 +143,7 @@ WRONG = [  # files and their content, options, error, message
     (["a.png"], {"labels": b"file,x\n\xff,1\n"}, CorruptFileError, "it is not UTF-8: invalid start byte"),
     (["a.png", "b.png"], {"labels": "file\na.png\n"}, ConfigError, rf"labels\.csv {NO_ROW}"),
     ([], {"labels": "file\n"}, ConfigError, r"img contains no images or audio: pass pattern="),
-    ({META: "{}"}, {}, ConfigError, "metadata.jsonl has the columns , and none of file, filename, file_name"),
+    ({META: "{}"}, {}, ConfigError, "of files must be called 'file' or .*, but the columns are missing"),
     ({META: "[1]"}, {}, CorruptFileError, "line 1 must be an object with the fields of the first, if any"),
     ({META: "{"}, {}, CorruptFileError, "line 1 is not JSON: "),
     ({META: '{"file": "a.png", "x": 1}\n{}'}, {}, CorruptFileError, "line 2 .* the fields of the first, file, x"),
@@ -158,7 +161,7 @@ WRONG = [  # files and their content, options, error, message
     (["a.x.png", "b.x.png", "a.json"], {"pattern": "{key}.*"}, ConfigError, "img: 'b' has no file for the field 'json"),
     ([], {"format": None}, SourceNotFoundError, "has no files with a suffix of a known format"),
     ([], {}, ConfigError, "img has no class folders of images or audio: pass labels='labels.csv', or p"),
-    (["a.png"], {"format": None}, ConfigError, "img has no class folders .*, but a.png: pass labels="),
+    (["a.png"], {"format": None}, ConfigError, "img has a.png, but no class folders .*: pass labels="),
     (["cat/a.png", "cat/a.wav"], {}, ConfigError, "img has both images and audio, cat/a.wav and cat/a.png: choose one"),
     (["cat/a.png", "dog/b.txt", "emu/c.txt"], {}, SourceNotFoundError, r"the class folder .*img/dog \(and 1 more\) co"),
     (CLASSES, {"decode": {"png": "pngs"}}, ConfigError, r"decode\['png'\] is 'pngs'"),

@@ -54,6 +54,13 @@ def test_missing_may_be_skipped_or_empty(ragged):
     assert image.read_batch([1])["jpg"].shape == (1, 0, 0, 3)
 
 
+def test_of_two_files_of_one_name_the_first_is_read_with_a_warning(path):
+    for others in ([], [("0.txt", b"0")]):  # samples alike, or not
+        pack(path, [*others, ("a.cls", b"1"), ("a.cls", b"2")])
+        with pytest.warns(UserWarning, match=r"x\.tar: a sample has several files for the field 'cls': the first one"):
+            assert TarSource(path)[-1] == {"__key__": "a", "cls": b"1"}
+
+
 NO_CLS = "sample 2 \\('c'\\) has no field 'cls'"
 
 
@@ -97,6 +104,7 @@ def test_shards_that_differ(tmp_path):
         source.read_batch([1], ["jpg"])
 
 
+@pytest.mark.filterwarnings("ignore:.* several files for the field 'jpg'")
 def test_case(path):
     pack(path, {"a.JPG": b"1", "a.jpg": b"2", "b.Jpg": b"3", "b.CLS": b"4"})
     folded = TarSource(path, case_sensitive=False)

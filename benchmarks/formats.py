@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import dataload
-from benchmarks.harness import Case, against, batches, blobs, loaders, made, more_workers, run_cases
+from benchmarks.harness import Case, against, batches, blobs, loaders, made, more_workers, run_cases, warmed
 from benchmarks.limits import memcpy
 from benchmarks.workloads import floats, repeat_records
 
@@ -117,7 +117,7 @@ def copied(path, number=0):
     copy = Path(f"{path}-copy{number}")
     if not copy.exists():
         (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, copy)
-    return str(copy)
+    return warmed(str(copy))
 
 
 _opened = ExitStack()

@@ -44,7 +44,17 @@ def made(name, different, count, *, field=None, **options):
     if shutil.disk_usage(ROOT).free < 12 << 30:
         raise SystemExit(f"the benchmarks need 12 GiB in {ROOT}; set TMPDIR to another directory")
     stored = different if field is None else [record[field] for record in different]
-    return workloads.write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
+    path = workloads.write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
+    return warmed(path)
+
+
+def warmed(path):
+    """Read a file, or those in a directory, so that nothing is read from the disk later; return the path."""
+    for file in Path(path).iterdir() if Path(path).is_dir() else [Path(path)]:
+        with file.open("rb") as stream:
+            while stream.read(1 << 20):
+                pass
+    return path
 
 
 def made_tokens(name, tokens):

@@ -57,6 +57,9 @@ class _SourceSection(Section):
     path: str | Texts = Field(
         description="A path, pattern, directory, 'format:path', or a list; relative to the config file."
     )
+    name: str | None = Field(
+        None, description="The name of the source in a mixture; give it to all sources, or to none."
+    )
     format: str | None = Field(None, description="Name of the format. By default the path decides, then the content.")
     fields: Texts | None = Field(None, description="Names of the fields to read. By default all.")
     options: dict[str, Any] = Field(
@@ -85,7 +88,7 @@ class _SourceSection(Section):
         """Return the keyword arguments for `dataload.open`, without path and format; `key` names this table."""
         options = self.resolved(key)
         storage = options.pop("storage", None)
-        for name in ("path", "format", "options", "select"):
+        for name in ("path", "name", "format", "options", "select"):
             options.pop(name, None)
         return {**options, **self.options, **({} if storage is None else {"storage_options": storage})}
 
@@ -163,6 +166,15 @@ class DataloadConfig(Section):
             return {f"source[{i}]": section for i, section in enumerate(self.source)}
         return {} if self.source is None else {"source": self.source}
 
+    def _names(self) -> tuple[str, ...] | None:
+        """Return the names of the sources; None if they have none."""
+        names = {key: section.name for key, section in self.sources().items()}
+        given = [name for name in names.values() if name is not None]
+        for key, name in names.items():
+            if given and (name is None or given.count(name) > 1):
+                raise ConfigError(f"{key}.name: sources have different names, or none", key=f"{key}.name", value=name)
+        return tuple(given) or None
+
     def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
         if isinstance(self.sampler, IteratorsConfig):
             if self.source is not None:
@@ -172,6 +184,7 @@ class DataloadConfig(Section):
                 return self.sampler.build_loader(self.loader.resolved("loader"))
         if self.source is None:
             raise ConfigError("source is missing: give a table with the path of the data", key="source")
+        self._names()  # before data are opened
         with ExitStack() as opened:
             parts: list[Source[Any]] = []
             for key, section in self.sources().items():
@@ -185,7 +198,9 @@ class DataloadConfig(Section):
             source = parts[0]
             if isinstance(self.source, tuple):
                 opened.pop_all()  # it closes them
-                source = opened.enter_context(ConcatSource(parts))
+                with named_under("sampler", ("with_source",)):
+                    joined = ConcatSource(parts, with_source=getattr(self.sampler, "with_source", False))
+                source = opened.enter_context(joined)
             # Only the loader knows the number of ranks that lanes must suit.
             with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
                 loader = Loader(source, **self.loader_options(source))
@@ -209,6 +224,7 @@ class DataloadConfig(Section):
             seed=loader.seed,
             batch_size=rows,
             world_size=world_size,
+            names=self._names(),
         )
         built = self.sampler.build(context)
         if isinstance(built, BatchPlanner):

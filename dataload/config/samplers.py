@@ -23,7 +23,7 @@ from dataload.config.problems import REFERENCE_PATTERN, named_as, named_under, r
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.samplers import BatchPlanner
-from dataload.samplers.mixture_weights import by_row
+from dataload.samplers.mixture_weights import by_row, check_rows
 from dataload.sources.base import Source
 from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.storage.local.record_files import open_regular
@@ -34,8 +34,12 @@ SectionT = TypeVar("SectionT", bound="SamplerSection")
 Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
 Position: TypeAlias = Annotated[int, Field(strict=False, ge=0)]  # keys are text
-Changes: TypeAlias = Annotated[dict[Position, Weights], Field(min_length=1)]
-AnyWeights: TypeAlias = Changes | Annotated[tuple[Weight | Changes | Weights, ...], Field(strict=False, min_length=1)]
+NamedWeights: TypeAlias = dict[str, Weight]
+Row: TypeAlias = Weights | NamedWeights
+Changes: TypeAlias = Annotated[dict[Position, Row], Field(min_length=1)]
+AnyWeights: TypeAlias = (
+    Changes | NamedWeights | Annotated[tuple[Weight | Changes | Row, ...], Field(strict=False, min_length=1)]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class BuildContext:
     source: Source[Any]
     parts: tuple[Source[Any], ...]  # the sources that `source` joins; only itself if it joins none
     seed: int  # of samplers that have none of their own
+    names: tuple[str, ...] | None = None  # of the parts
     batch_size: int | None = None
     world_size: int = 1
 
@@ -56,7 +61,8 @@ class BuildContext:
     def part(self, i: int) -> BuildContext:
         """Return the context of the sampler of part `i`, with its own seed, so that equal parts differ in order."""
         seed = int(derive_word(self.seed, "mixture-part", i))
-        return replace(self.inner(f"samplers[{i}]"), source=self.parts[i], parts=(self.parts[i],), seed=seed)
+        inner = self.inner(f"samplers[{i}]")
+        return replace(inner, source=self.parts[i], parts=(self.parts[i],), seed=seed, names=None)
 
 
 class SamplerSection(Section):
@@ -183,8 +189,8 @@ class _Subset(SamplerSection):
 class _Mixture(SamplerSection):
     weights: AnyWeights | None = Field(
         None,
-        description="One number for each source; or a table of these by the position of the epoch from which they "
-        "hold; or a list of either for each epoch; the last one then stays.",
+        description="One number for each source, in their order or by their names; or a table of these by the position "
+        "of the epoch from which they hold; or a list of either for each epoch; the last one then stays.",
     )
     temperature: float | None = Field(
         None,
@@ -195,10 +201,15 @@ class _Mixture(SamplerSection):
     min_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="The least share of a source with a weight above 0; the others share the rest."
     )
-    max_epochs: float | Annotated[tuple[float, ...], Field(strict=False, min_length=1)] | None = Field(
-        None,
-        description="The most passes over each source in an epoch: one number, or a list; inf is no limit. When a "
-        "source is used up, the others have its share.",
+    max_epochs: float | dict[str, float] | Annotated[tuple[float, ...], Field(strict=False, min_length=1)] | None = (
+        Field(
+            None,
+            description="The most passes over each source in an epoch: one number, a list, or numbers by the names of "
+            "some; inf is no limit. When a source is used up, the others have its share.",
+        )
+    )
+    with_source: bool = Field(
+        False, description="Whether to add the field source, int32, the number of the record's source."
     )
     samplers: Annotated[tuple[OrderConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The order of each source. Defaults to global_shuffle, with a seed derived for each source."
@@ -215,16 +226,20 @@ class _Mixture(SamplerSection):
             raise ConfigError(message, key="samplers", value=len(sections))
         samplers = tuple(section.build(context.part(i)) for i, section in enumerate(sections))
         given = {name: value for name, value in self.given().items() if name in settings_of(orders.Mixture)}
-        weights = self._weights(tuple(map(len, parts)))
-        values: dict[str, Any] = {"seed": context.seed, **given, "samplers": samplers, "weights": weights}
+        names = context.names
+        weights = self._weights(tuple(map(len, parts)), names)
+        named = samplers if names is None else dict(zip(names, samplers, strict=True))
+        values: dict[str, Any] = {"seed": context.seed, **given, "samplers": named, "weights": weights}
         make: Any = partial(orders.Mixture, lengths=tuple(map(len, parts)))
         mixture = make(**values)  # checks the weights before records are measured
         if self.length_of is None:
             return mixture
         with named_as("length_of", self.length_of):
-            return make(**{**values, "weights": self._weights_of_records(parts, self.length_of)})
+            return make(**{**values, "weights": self._weights_of_records(parts, names, self.length_of)})
 
-    def _weights_of_records(self, parts: tuple[Source[Any], ...], field: str) -> tuple[Any, ...]:
+    def _weights_of_records(
+        self, parts: tuple[Source[Any], ...], names: tuple[str, ...] | None, field: str
+    ) -> tuple[Any, ...]:
         """Return how often records must be drawn, so that the weights are shares of the lengths of `field`."""
         counts = [record_lengths(part, field) for part in parts]
         means = [float(each.mean()) if len(each) else 1.0 for each in counts]
@@ -233,16 +248,17 @@ class _Mixture(SamplerSection):
                 f"all records of source[{means.index(0)}] have the length 0", key="length_of", value=field
             )
 
-        weights = self._weights([float(each.sum()) for each in counts])
+        weights = self._weights([float(each.sum()) for each in counts], names)
         return by_row(weights, lambda row: tuple(weight / mean for weight, mean in zip(row, means, strict=True)))
 
-    def _weights(self, sizes: Sequence[float]) -> Any:
+    def _weights(self, sizes: Sequence[float], names: tuple[str, ...] | None) -> Any:
         """Return the given weights, or weights computed from the sizes of the sources, none below the least share."""
         if (self.weights is None) == (self.temperature is None):
             message = "give either weights, or temperature to have them by the lengths of the sources"
             raise ConfigError(message, key="weights", value=self.weights)
-        weights: Any = self.weights
-        if self.temperature is not None:
+        if self.temperature is None:
+            weights: Any = self.weights if names is None else check_rows(self.weights, len(sizes), names, step=1)
+        else:
             weights = orders.blend_weights(sizes, temperature=self.temperature)
         if least := self.min_share:
             return by_row(weights, lambda row: orders.blend_weights(row, min_share=least))

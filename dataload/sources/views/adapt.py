@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from os import PathLike, fsdecode
+from os import PathLike
 from typing import Any, cast
 
 import numpy as np
@@ -171,7 +171,7 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse(data: Any) -> None:
     """Raise TypeError, with advice, for data that are not a source."""
     if isinstance(data, (str, bytes, PathLike)):
-        path = redacted(fsdecode(cast("Any", data)))
+        path = redacted(data.decode("utf-8", "replace") if isinstance(data, bytes) else str(cast("Any", data)))
         raise TypeError(f"a path is not a source: pass dataload.open({path!r})")
     if isinstance(data, type):
         raise TypeError(f"{data.__name__} is a class: pass an object of it, {data.__name__}(...)")

@@ -40,15 +40,17 @@ class ConcatSource(ViewSource[Any]):
 
     Args:
         sources: At least one built-in source.
+        with_source: Whether to add the field ``source``, int32, the number of the record's source, in this order.
 
     Raises:
         ConfigError: No source is given. On first use: labels stand for other classes in one source than in another.
     """
 
-    def __init__(self, sources: Sequence[Source[Any]]) -> None:
+    def __init__(self, sources: Sequence[Source[Any]], *, with_source: bool = False) -> None:
         if not sources:
             raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
         self._parents = tuple(sources)
+        self._with_source = with_source
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
         self._joint: PerProcess[JointShards | MemorySource | None] = PerProcess()
@@ -98,6 +100,13 @@ class ConcatSource(ViewSource[Any]):
         self._joint = PerProcess()
 
     def _read(self, indices: Int64Array) -> list[Any]:
+        records = self._records(indices)
+        if self._with_source:
+            for record, number in zip(records, self._numbers(indices), strict=True):
+                _require_dict(record)[_SOURCE] = number
+        return records
+
+    def _records(self, indices: Int64Array) -> list[Any]:
         if (joint := self._joined()) is not None:
             return joint.read(indices)
         records: list[Any] = [None] * len(indices)
@@ -107,6 +116,12 @@ class ConcatSource(ViewSource[Any]):
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        if not self._with_source or (fields is not None and _SOURCE not in fields):
+            return self._columns(indices, fields)
+        rest = None if fields is None else tuple(name for name in fields if name != _SOURCE)
+        return {**_require_dict(self._columns(indices, rest)), _SOURCE: self._numbers(indices)}
+
+    def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if (joint := self._joined()) is not None:
             return joint.read_batch(indices, fields)
         pieces = (
@@ -116,6 +131,9 @@ class ConcatSource(ViewSource[Any]):
         if fields is None:
             pieces = ((where, self._without_key(batch)) for where, batch in pieces)
         return scatter_columns(pieces, len(indices))
+
+    def _numbers(self, indices: Int64Array) -> Array:
+        return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)
 
     def _lasting(self, name: str, seconds: float) -> Span | None:
         spans = [each for source in self._parents if (each := source._lasting(name, seconds)) is not None]
@@ -154,8 +172,11 @@ class ConcatSource(ViewSource[Any]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the first source."""
-        return self._without_key(dict(self._parents[0].fields))
+        """Fields of the first source, and ``source`` if it was asked for."""
+        found = self._without_key(dict(self._parents[0].fields))
+        if self._with_source and _SOURCE in found:
+            raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
+        return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
@@ -263,36 +284,11 @@ class MixedSource(ConcatSource):
         with_source: bool = False,
         max_epochs: float | Sequence[float] | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(sources)
-        self._with_source = with_source
+        super().__init__(sources, with_source=with_source)
         self.weights = weights
         self.stop: Stop = stop
         self.max_epochs = max_epochs
         self.names: tuple[str, ...] | None = None if names is None else tuple(names)
-
-    def _read(self, indices: Int64Array) -> list[Any]:
-        records = super()._read(indices)
-        if self._with_source:
-            for record, number in zip(records, self._numbers(indices), strict=True):
-                _require_dict(record)[_SOURCE] = number
-        return records
-
-    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        if not self._with_source or (fields is not None and _SOURCE not in fields):
-            return super()._read_columns(indices, fields)
-        rest = None if fields is None else tuple(name for name in fields if name != _SOURCE)
-        return {**_require_dict(super()._read_columns(indices, rest)), _SOURCE: self._numbers(indices)}
-
-    def _numbers(self, indices: Int64Array) -> Array:
-        return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the first source, and ``source`` if it was asked for."""
-        found = super().fields
-        if self._with_source and _SOURCE in found:
-            raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
-        return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found
 
     def __getitem__(self, index: Any, /) -> Any:
         """Return one record; a part would lose the proportions."""

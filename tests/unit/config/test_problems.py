@@ -68,6 +68,8 @@ sampler={kind='mixture', weights=[1, 2, 3]} => sampler.weights: * for each of th
 sampler={kind='mixture', weights=[1, 2, 3], length_of='index'} => sampler.weights: * got (1.0, 2.0, 3.0)
 sampler={kind='mixture', weights={0=[1, 2], 9=[1]}} => sampler.weights: * one weight for each of the 2 *, got (1.0,)
 sampler={kind='mixture', weights=[[1, 2], {0=[1, -2]}]} => sampler.weights[1].0[1] is -2: expected a number >= 0
+sampler={kind='mixture', weights={a=1, b=2}} => sampler.weights: * the samplers have no names*
+source[0].name=a => source[1].name: sources have different names, or none
 sampler={kind='mixture', weights={a=[1, 2]}} => sampler.weights.a is [1, 2]: expected *
 sampler={kind='mixture', weights=[[1, 2], [1]]} => sampler.weights: * one weight for each of the 2 samplers, got (1.0,)
 sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights: * a list of one or more numbers, got ((1.0, 2.0), 1.0)

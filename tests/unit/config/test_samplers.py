@@ -178,6 +178,40 @@ def test_limits_temperature_and_least_share_of_a_mixture():
         build({**table, "temperature": 0.3}, PARTS)
 
 
+def test_sources_of_a_mixture_have_names(tmp_path):
+    for name, start in {"web": 0, "books": 100}.items():
+        with dataload.create(tmp_path / f"{name}.syr") as writer:
+            writer.extend({"x": np.int64(i)} for i in range(start, start + 40))
+    unnamed = [{"path": str(tmp_path / f"{name}.syr")} for name in ("web", "books")]
+    named = [{**table, "name": name} for table, name in zip(unnamed, ("web", "books"), strict=True)]
+
+    def loader(source, **settings):
+        sampler = {"kind": "mixture", "stop": "never", "with_source": True, **settings}
+        return dataload.from_config({"source": source, "sampler": sampler, "loader": {"batch_size": 10}})
+
+    row, changed = {"books": 1, "web": 4}, {"0": {"web": 1, "books": 4}, "30": {"books": 1, "web": 0}}
+    for by_name, in_order in (
+        ({"weights": row, "max_epochs": {"books": 2}}, {"weights": [4, 1], "max_epochs": [float("inf"), 2]}),
+        (
+            {"weights": [row, changed], "min_share": 0.3},
+            {"weights": [[4, 1], {"0": [1, 4], "30": [0, 1]}], "min_share": 0.3},
+        ),
+    ):
+        with loader(named, **by_name) as one, loader(unnamed, **in_order) as other:
+            assert [one.batch(0, step)["x"].tolist() for step in range(8)] == [
+                other.batch(0, step)["x"].tolist() for step in range(8)
+            ]
+            one.load_state_dict(other.state_dict())
+    with loader(named, weights=row) as one:
+        batches = iter(one)
+        first = next(batches)
+        assert (first["source"] == (first["x"] >= 100)).all()
+        assert first["source"].dtype == np.int32
+        one.change_weights({"web": 0, "books": 1})
+        assert (next(batches)["source"] == 1).all()
+        assert one.statistics().sources.keys() == {"web", "books"}
+
+
 # What is found wrong when the data are there. Each line is a table and the error that it leads to.
 
 FIT = r"""

@@ -161,7 +161,7 @@ def test_what_cannot_be_changed_says_why():
         plain.change_weights([1.0])
     (loader,) = ranks(1)
     for wrong, message in [
-        ({"s0": 1.0}, "lacks: 's1', 's2', 's3'"),
+        ({"s0": 1.0}, "missing: 's1', 's2', 's3'"),
         ({1.0, 2.0, 3.0, 4.0}, "must have an order"),
         ([1, 2], "one weight for each of the 4 samplers"),
         ([0, 0, 0, 0], "must not all be zero"),

@@ -276,6 +276,7 @@ def test_the_fast_path_is_taken(floats):
             "n": b"12345"[: i % 2 + 3],
             "s": "é" * 2,
             "y": int(rng.integers(300)),
+            "z": rng.integers(128, size=8),
         }
         for i in range(64)
     ]
@@ -284,7 +285,7 @@ def test_the_fast_path_is_taken(floats):
     assert batch is not None
     assert same(batch, default_collate(list(map(decode, buffers))))
     assert same(decode_batch(buffers, ["y"]), {"y": batch["y"]})
-    assert decode_batch(buffers, ["y", "z"]) is None
+    assert decode_batch(buffers, ["y", "w"]) is None
 
 
 # Bytes of an enemy.

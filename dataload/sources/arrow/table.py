@@ -98,7 +98,7 @@ class TableSource(FileSource[Record]):
             found = reader.matches(group, condition)
             return np.flatnonzero(found) + (ends[number] - len(found))
 
-        with DaemonThreads(max(1, min(usable_cpus(), len(wanted)))) as pool:
+        with DaemonThreads(min(usable_cpus(), len(wanted))) as pool:
             chosen = np.concatenate([np.empty(0, np.int64), *pool.map(match, wanted.tolist())])
         return chosen if indices is None else np.flatnonzero(np.isin(indices, chosen))
 

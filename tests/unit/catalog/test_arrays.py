@@ -341,6 +341,7 @@ WRONG_NUMBERS = {
     "none": lambda found: found[:0],
     "beyond": lambda found: found + 2**40,
     "before": lambda found: found - 2**40,
+    "a byte before": lambda found: found - found[0] - 1,
 }
 FLOATS = ["x", "float32", False, 22, 24, 24, [2, 3]]
 SYRAH_LIES = [

@@ -103,6 +103,7 @@ def test_columns_of_records_that_are_alike(floats):
             "image": rng.bytes(floats % 1000 + 4),
             "other": rng.integers(300, size=1),
             "ids": np.array([1, 200, index, -1]),
+            "few": rng.integers(128, size=8),
             "none": np.zeros(0, np.int64),
         }
         for index in range(300)

@@ -152,6 +152,7 @@ BASE = [encode({"x": np.zeros(4, np.float32), "n": 1})] * 8
 def test_what_is_decoded_one_by_one(buffers):
     assert decode_batch(buffers, None) is None
     assert decode_batch([encode({"x": 1})] * 4, None)["x"].tolist() == [1] * 4
+    assert decode_batch([tensor(b"\x10\x04\x32\x01\xff")] * 4, None) == {"0": [b"\xff"] * 4}, "STRING, but no text"
 
 
 def test_values_of_one_dtype_that_are_written_in_two_ways():

@@ -51,6 +51,8 @@ def test_batches_are_those_of_the_book(most):
     next(iterator)
     resumed.load_state_dict(loader.state_dict())
     assert list(itertools.islice(resumed, 2)) == list(itertools.islice(iterator, 2))
+    loader.loaders = [[[1], [2]], [[3]]]
+    assert list(loader) == [[1, 3]], "the shortest ends it"
 
 
 @pytest.mark.slow_suite
@@ -63,5 +65,3 @@ def test_timings_are_a_timeline():
         assert figure.axes[0].collections[2:], "the spans of steps"
         workers = [label.get_text().split("\n")[0] for label in figure.axes[0].get_yticklabels()]
         assert workers[:-1] == (["worker 0", "worker 1"] if each is loader else ["consumer makes"])
-    loader.loaders = [[[1], [2]], [[3]]]
-    assert list(loader) == [[1, 3]], "the shortest ends it"

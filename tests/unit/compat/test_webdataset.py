@@ -317,8 +317,8 @@ def test_archives_that_only_webdataset_can_read(paths, tar, tmp_path):
         return theirs
 
     assert both([cut, missing, paths[1]], wds.ignore_and_continue)[1] is None
-    assert both([missing], wds.ignore_and_stop)[1] == "ValueError"
-    assert both([missing], wds.reraise_exception)[1] == "FileNotFoundError"
+    assert both([missing, paths[1]], wds.ignore_and_stop)[1] == "ValueError"
+    assert both([missing, paths[1]], wds.reraise_exception)[1] == "FileNotFoundError"
     assert both([cut], wds.reraise_exception)[1] == "ReadError"
     assert both([twice], wds.reraise_exception)[1] == "ValueError"
     assert both([tar([("c.cls", b"1"), ("a.txt", b"1"), ("a.txt", b"2")])], wds.ignore_and_continue)[1] is None

@@ -26,6 +26,7 @@ from dataload.errors import (
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
+from dataload.storage.local.shard_maps import most_maps
 from dataload.types import TextColumn
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -227,6 +228,7 @@ def test_a_record_over_the_limit_has_the_error_of_its_shard(tmp_path):
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
     monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: most)
+    assert most_maps() == int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
     paths = write(tmp_path, "syrah")
     with dataload.open(paths) as source:
         for seed in range(20):

@@ -131,7 +131,8 @@ def test_columns_are_read_in_threads_without_records(monkeypatch):
     loader = DataLoader(array, 4, num_workers=2)
     assert loader.statistics().executor == "threads"
     assert loader.dataset is array
-    assert DataLoader(Made(sample), num_workers=2).statistics().executor == "processes"
+    for other in (Made(sample), torch.ones(3, requires_grad=True), torch.eye(3).to_sparse()):
+        assert DataLoader(other, num_workers=2).statistics().executor == "processes"
     assert DataLoader(array, num_workers=2, collate_fn=identity).statistics().executor == "processes"
     assert DataLoader(array, num_workers=2, worker_init_fn=identity).statistics().executor == "processes"
     source = MemorySource({"x": array})

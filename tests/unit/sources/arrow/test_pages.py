@@ -80,6 +80,9 @@ def test_a_damaged_header(tmp_path):
         assert len(source) == 2
         with pytest.raises(CorruptFileError, match=r"record 0: row group 0: "):
             source[0]
+    data = written(pa.table({"x": ["a", "a"]}))
+    with pytest.raises(ValueError, match="negative"):
+        claims(data[:7] + b"\x81\x01" + data[8:])  # -65 bytes
 
 
 def test_columns_that_claim_the_same_bytes():

@@ -94,8 +94,10 @@ def pytest_collection():
         gc.enable()
 
 
-def pytest_collection_finish():
+@pytest.fixture(scope="session", autouse=True)
+def threads_of_obstore():
     """Start the threads of obstore, which live as long as the process, before a test counts what it leaves behind."""
+    # Not when collection ends: the mutation tester forks then, and a fork has no threads.
     if importlib.util.find_spec("obstore") is not None:
         import obstore
 

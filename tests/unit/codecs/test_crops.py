@@ -79,6 +79,8 @@ def test_the_centre():
     assert abs(image[-1, :, 0].mean() - 0.75) < 0.02
     assert abs(image[:, 0, 1].mean() - 0.375) < 0.02
     assert abs(image[:, -1, 1].mean() - 0.625) < 0.02
+    for shape in ((1, 9), (9, 1)):
+        assert dataload.CenterCrop(size=4, share=0.3)({"jpg": pattern(*shape)})["jpg"].shape == (4, 4, 3)
 
 
 def encoded(pixels, kind, **options):

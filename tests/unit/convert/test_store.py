@@ -64,6 +64,11 @@ def folder(threads, tmp_path, monkeypatch):
     return Folder()
 
 
+def test_options_of_the_store(folder):
+    with pytest.raises(ConfigError, match="storage_options must be a table of options, got str"):
+        convert(source_of(), f"{folder.url}/a.syr", storage_options="x")
+
+
 SHARDS = {f"a-0000{number}-of-00003.syr" for number in range(3)}
 
 

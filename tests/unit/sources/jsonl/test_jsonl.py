@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -107,7 +108,7 @@ def test_a_compressed_file_that_changes(tmp_path):
         source[0]
 
 
-def test_only_lines_of_the_file_are_taken_from_the_cache():
+def test_only_lines_of_the_file_are_taken_from_the_cache(tmp_path):
     data = b"1234\n" * 60_000
     lines = find_lines([data])
     assert lines.places.nbytes + lines.firsts.nbytes < len(lines) * 2 + 200
@@ -123,6 +124,11 @@ def test_only_lines_of_the_file_are_taken_from_the_cache():
     for change in (*wrong, {"firsts": firsts[::-1].copy()}, {"firsts": firsts[:-1]}):
         assert unpack(CachedTable({**packed.arrays, **change}, packed.extras), len(data)) is None
     assert pack(find_lines([data[:50]])) is None
+    path = write(tmp_path / "a.jsonl", b"{}\n" * 50_000)
+    os.utime(path, (1, 1))  # younger files have no table in the cache
+    for cache in (False, True):
+        assert len(JsonlSource(path, cache=cache)) == 50_000
+        assert len(os.listdir(tmp_path)) == 1 + cache
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])

@@ -7,6 +7,7 @@ import re
 import shlex
 import tarfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -357,6 +358,8 @@ def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
     with wds.WebDataset(path, shardshuffle=False) as data:
         assert next(iter(data))["cls"] == b"7"
         assert next(iter(data.decode()))["txt"] == "ä"
+        assert str(path) in Path("/proc/self/maps").read_text()
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 # Commands, pickles and URLs

@@ -22,12 +22,22 @@ from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader
-from dataload.loader.step import load_step
+from dataload.loader.step import even_shares, load_step
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
 from dataload.transforms import compose
 
 LENGTH = 12
+
+
+def test_examples_are_near_first():
+    policy = ErrorPolicy("skip", np.array([4, 6, 7]))
+    assert policy.examples(5, 100)[:7] == [5, 3, 8, 2, 9, 0, 11]
+
+
+def test_steps_made_together_share_their_spans():
+    shares = even_shares([("read", 1.0, 5.0), ("collate", 5.0, 7.0)], 2)
+    assert shares == [[("read", 1, 3), ("collate", 3, 4)], [("read", 4, 6), ("collate", 6, 7)]]
 
 
 def record(index):

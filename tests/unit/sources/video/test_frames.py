@@ -1,6 +1,8 @@
 """Frames that wait for later steps: whatever is planned, each read has its frames, in bounded memory."""
 
+import os
 import threading
+import time
 from contextlib import closing
 from itertools import pairwise
 
@@ -63,11 +65,11 @@ def test_each_read_has_its_frames(plan, budget, blocks, threads, late, data):
     made = Made(groups)
     frames = frames_of(made, budget)
     with closing(frames.follow(planned(steps, blocks), threads)) as reader:
-        read(frames, reader, steps, sum(groups), budget, late, data)
+        read(frames, reader, steps, sum(groups), budget, threads, late, data)
     assert reader.held == 0
 
 
-def read(frames, reader, steps, count, budget, late, data):
+def read(frames, reader, steps, count, budget, threads, late, data):
     for number, step in enumerate(steps):
         out = np.full((len(step), 2), 255, np.uint8)
         if step and not data.draw(st.booleans(), label="is lost"):
@@ -82,6 +84,7 @@ def read(frames, reader, steps, count, budget, late, data):
             reader.received()
     for _ in range(late):
         reader.received()
+    assert threads or not reader.held, "frames of a step that was lost"
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.randoms(use_true_random=False), st.integers(0, 2))
@@ -132,6 +135,15 @@ def test_what_does_not_fit_is_decoded_when_it_is_read():
         assert reader.held <= 2
         reader.received()
     assert made.frames == [0, 1, 2, 3, 4, 5]
+
+
+def test_frames_are_decoded_before_they_are_read():
+    made = Made([4, 4])
+    with closing(frames_of(made, 8).follow(planned([list(range(8))], 1), 1)) as reader:
+        until = time.monotonic() + 15
+        while reader.held < 8:
+            assert time.monotonic() < until
+            os.sched_yield()
 
 
 def test_two_loaders_share_the_memory():

@@ -106,15 +106,17 @@ def test_a_child_that_ends_while_it_decodes(long_video, number):
     assert not children()
 
 
-@pytest.mark.slow_suite
 def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 20), decode_in="process")
     source.read([3])
     (child,) = children()
+    source.read([9])
+    assert children() == [child]
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert (source[7]["frame"] == decoded(tmp_path / "a.mp4")[0][7]).all()
     source.close()
+    assert not children()
 
 
 @pytest.mark.slow_suite

@@ -62,6 +62,18 @@ def test_frames_are_those_of_pyav(tmp_path, name):
     assert source.fields["frame"].shape == images.shape[1:]
 
 
+def test_the_first_of_two_pictures_is_read(tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w") as out:
+        streams = [out.add_stream("mpeg4", 25) for _ in range(2)]
+        for number, stream in enumerate(streams):
+            stream.width, stream.height = 48 + 16 * number, 32
+        for stream in streams:
+            out.mux(stream.encode(av.VideoFrame(stream.width, 32, "yuv420p")))
+        for stream in streams:
+            out.mux(stream.encode())
+    assert dataload.open(tmp_path / "a.mp4")[0]["frame"].shape == (32, 48, 3)
+
+
 def test_records(tmp_path):
     for folder in ("run", "jump", "jump/more"):
         (tmp_path / folder).mkdir()
@@ -471,6 +483,8 @@ def test_a_table_that_cannot_be_true_is_not_believed(tmp_path):
         {name: each.tolist() for name, each in table.pack().arrays.items()},
     )
     assert unpacked({"starts": np.array([0, 4, 11])}, height=1, width=1) is not None
+    seconds = unpacked(time_base=[3, 100]).seconds(np.array([5, 2]))
+    assert seconds.tolist() == pytest.approx((table.times[[5, 2]] * 0.03).tolist())
     twice = np.maximum(table.times, table.times[1])
     lies = [
         *({name: getattr(table, name)[1:]} for name in ("starts", "key_times", "key_decoding_times")),

@@ -91,6 +91,8 @@ def test_videos_by_a_field(tmp_path):
     write(tmp_path / "out", records, video="episode")
     assert sorted(os.listdir(tmp_path / "out")) == ["000000.mp4", "000001.mp4", "000002.mp4"]
     assert dataload.open(tmp_path / "out").shard_lengths == (5, 5, 5)
+    write(tmp_path / "one", [{"frame": image} for image in moving(2)])
+    assert os.listdir(tmp_path / "one") == ["000000.mp4"]
 
 
 FRAME = np.zeros((32, 48, 3), np.uint8)

@@ -256,6 +256,7 @@ def plant(mutants: list[Mutant], copy: Path, among: list[str] | None, results: i
     import pytest
 
     options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "--timeout", "30"]
+    options += ["-m", "not ray"]  # those of `make coverage`, also of the slow suite
     plugin = Planting([*zip(mutants, tests, strict=True)], copy, results)
     pytest.main([*options, *files], plugins=[plugin])
     os._exit(0)

@@ -72,6 +72,8 @@ def is_pickled_for_worker() -> bool:
 class PerProcess(Generic[T]):
     """A value that each process makes on first use. A forked child leaves the parent's value alone."""
 
+    __slots__ = ("_drops", "_locks", "_value")
+
     def __init__(self) -> None:
         self._value: tuple[int, T] | None = None
         self._drops = 0

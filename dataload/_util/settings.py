@@ -248,7 +248,8 @@ def checked(init: InitT) -> InitT:
 def check_flags(**flags: Any) -> None:
     """Check that settings are True or False: the text "false" would be true."""
     for name, value in flags.items():
-        check_setting(name, value, bool)
+        if type(value) is not bool:
+            check_setting(name, value, bool)
 
 
 def check_directory(path: str, key: str) -> None:

@@ -289,10 +289,10 @@ def open_different(
 
     A terminal shows how many are open.
     """
-    begun, found, counts = perf_counter(), dict[int, Any](), np.full(len(paths), -1)
     if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
-        found[0] = opened(0)
-        return found, (len(found[0][0]),)
+        alone = opened(0)
+        return {0: alone}, (len(alone[0]),)
+    begun, found, counts = perf_counter(), dict[int, Any](), np.full(len(paths), -1)
     if directory is not None and len(versions) == len(paths):
         found[0] = opened(0)
         counts = directory.count_alike(found[0][0], paths, versions, threads)

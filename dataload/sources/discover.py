@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from dataload.errors import ConfigError, CorruptFileError, DataloadError, Source
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
+from dataload.sources.options import fields_of
 from dataload.sources.registry import (
     added_formats,
     all_formats,
@@ -105,7 +106,7 @@ class DataSetFiles:
             options = {**options, "storage_options": None, "remote": self.remote}
         # A manifest says all; asking the first of its shards would be a request.
         recorded = {} if self.listed else self.format.find_recorded(self.files, self.remote)
-        known, affecting = self.known(), {*options} - harmless_options(self.format)
+        known, affecting = self.known(), {*options} - harmless_options(self.format) if options else ()
         source = self.format.open(self.files, fields=selected, options={**recorded, **self.options, **options})
         if isinstance(source, FileSource):
             source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in self.listed), "paths"))
@@ -133,7 +134,7 @@ class DataSetFiles:
 
 def harmless_options(entry: Format) -> set[str]:
     """Return the names of the reader's options that do not affect the records."""
-    return {each.name for each in fields(entry.reader_options) if not each.metadata.get("content", True)}
+    return {each.name for each in fields_of(entry.reader_options) if not each.metadata.get("content", True)}
 
 
 def discover(paths: Any, name: str | None, options: Mapping[str, Any]) -> DataSetFiles:
@@ -141,7 +142,8 @@ def discover(paths: Any, name: str | None, options: Mapping[str, Any]) -> DataSe
     entry, rest = split_format(paths, name)
     if entry is not None and entry.parse_argument is not None:
         return DataSetFiles(entry, [], argument=entry.parse_argument(rest))
-    remote = Remote.of(options.get("storage_options"), options.get("remote"))
+    given = {"storage_options", "remote"} & {*options}
+    remote = Remote.of(options.get("storage_options"), options.get("remote")) if given else None
     return find_shards(paths, name, remote=remote, options=options)
 
 
@@ -159,7 +161,9 @@ def find_shards(
     entry, rest = split_format(paths, name)
     if entry is not None and not entry.takes_paths:
         raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
-    items = held_by_hub(_as_list(rest), remote)
+    items = _as_list(rest)
+    remote = Remote.of() if remote is None and any(map(is_url, items)) else remote
+    items = held_by_hub(items, remote)
     found = [_expand(item, entry, manifests, remote, options) for item in items]
     files = held_by_hub([file for part, _ in found for file in part], remote)
     if not files:
@@ -377,10 +381,9 @@ def _holds_data(path: str, remote: Remote | None, known: Sequence[Format]) -> bo
     return False
 
 
-def _shards_among(names: Iterable[str], entry: Format | None, known: Sequence[Format]) -> list[str]:
+def _shards_among(names: Collection[str], entry: Format | None, known: Sequence[Format]) -> list[str]:
     """Return the names with the suffix of a known format, or of the given one."""
-    several = list(names)
-    found = [(name, of) for name, of in zip(several, by_suffixes(several, known), strict=True) if of is not None]
+    found = [(name, of) for name, of in zip(names, by_suffixes(names, known), strict=True) if of is not None]
     if entry is not None:
         return [name for name, of in found if family_of(of) == family_of(entry)]
     others = [name for name, of in found if not of.lies_beside]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -243,7 +244,7 @@ class Format:
             return reference
         module, _, attribute = reference.partition(":")
         try:
-            return getattr(import_module(module), attribute)
+            return getattr(sys.modules.get(module) or import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             if module.startswith("dataload."):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,8 @@ from dataload.catalog.checks import STORED_OPTIONS
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
+
+fields_of = functools.cache(fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class Options:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of all options."""
-        return tuple(each.name for each in fields(cls))
+        return tuple(each.name for each in fields_of(cls))
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
@@ -42,7 +45,7 @@ class Options:
             if name not in cls.names():
                 message = f"{owner} has no option {name!r}{instead('option', name, cls.names())}"
                 raise ConfigError(message, key=name, value=given[name])
-        for each in fields(cls):
+        for each in fields_of(cls):
             if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
                 raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
         for name, value in given.items():
@@ -56,7 +59,7 @@ class Options:
     def content(self) -> dict[str, Any]:
         """Return the options that affect the records, except those with default values."""
         chosen: dict[str, Any] = {}
-        for each in fields(self):
+        for each in fields_of(type(self)):
             value = getattr(self, each.name)
             if value is None or ("like_default" in each.metadata and value == each.metadata["like_default"]):
                 continue
@@ -128,7 +131,7 @@ class ReadOptions(FileOptions):
 
     def __post_init__(self) -> None:
         FileOptions.__post_init__(self)
-        for each in fields(self):
+        for each in fields_of(type(self)):
             if each.metadata.get("renamed") and isinstance(getattr(self, each.name), bool):
                 message = f"the option {each.name!r} is deprecated since 0.3: pass verify="
                 warnings.warn(message, DeprecationWarning, stacklevel=2)

@@ -83,6 +83,7 @@ _RECORDS = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, M
 _OTHERS = (TOKENS, FOLDER, VIDEO, LEROBOT, TEXT, MEMORY, RANGE)
 _BUILT_IN = {entry.name: entry for entry in (*_RECORDS, *_TABLES, *_OTHERS)}
 
+_VARIED = {entry.variant_of for entry in _BUILT_IN.values()}
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010
 
 
@@ -145,10 +146,10 @@ def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
 
 
-def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | None]:
+def by_suffixes(paths: Collection[str], known: Iterable[Format]) -> list[Format | None]:
     """Return what `by_suffix` does for many paths; those with the same name from its first dot on have one answer."""
     entries = [entry for entry in known if entry.suffixes]
-    if not all(suffix.startswith(".") for entry in entries for suffix in entry.suffixes):
+    if len(paths) < 2 or not all(suffix.startswith(".") for entry in entries for suffix in entry.suffixes):
         return [by_suffix(path, entries) for path in paths]
     names = (path.rstrip("/").rpartition("/")[2] for path in paths)
     ends = [name[max(0, name.find(".")) :] for name in names]
@@ -171,9 +172,9 @@ def family_of(entry: Format) -> str:
     return entry.variant_of or entry.name
 
 
-def variants_of(entry: Format) -> list[Format]:
-    """Return the built-in formats that are variants of this one."""
-    return [other for other in built_in_formats() if other.variant_of == entry.name]
+def _decides(entry: Format) -> bool:
+    """Return whether the suffix of a format decides, because no variant shares it."""
+    return entry.variant_of is None and entry.name not in _VARIED
 
 
 def format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
@@ -223,18 +224,15 @@ def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
     """
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
     by_name = by_suffixes(files, built_in_formats())
+    if len({*map(id, by_name)}) == 1 and by_name[0] is not None and _decides(by_name[0]):
+        return by_name[0]
     known = built_in_formats() if all(by_name) else all_formats()
     splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
-    named = {entry.name: entry for entry in by_name if entry is not None}
-    decided = {name for name, entry in named.items() if entry.variant_of is None and not variants_of(entry)}
     found: dict[str, Format] = {}
     with nullcontext() if remote is None else remote.learning(files):
-        for file, entry in zip(files, by_name, strict=True):
+        for file in files:
             selected = next((one for one, split in splits if split(file) != file), None)
-            if selected is None and entry is not None and entry.name in decided:
-                found[file] = entry
-            else:
-                found[file] = _format_of(file, selected, known, remote)
+            found[file] = _format_of(file, selected, known, remote)
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
@@ -252,7 +250,7 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
         return selected
     path = path if selected is None else selected.file(path)
     by_name = by_suffix(path, known)
-    if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
+    if by_name is not None and _decides(by_name):
         return by_name
     storage = storage_of(path, remote)
     holder = format_of_directory(path, remote, all_formats()) if storage.is_directory(path) else None
@@ -264,10 +262,8 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
     plain = path.lower().removesuffix(".gz").removesuffix(".zst")
     found, advice = detect(head, known), ADVICE.get(splitext(plain)[1])
     if found is not None and not (advice and found.name == "folder"):  # .npz and .pt files are ZIP archives, too
-        return next(
-            (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
-            found,
-        )
+        variants = ((each, each.is_variant) for each in built_in_formats() if each.variant_of == found.name)
+        return next((each for each, tells in variants if tells and each.load(tells)(data, remote)), found)
     if by_name is not None:
         return by_name  # its reader explains the error best
     if advice is None:

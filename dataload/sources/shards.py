@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Generic, NamedTuple, Self, TypeVar
-from weakref import WeakMethod
+from weakref import ref
 
 import numpy as np
 
@@ -236,16 +236,18 @@ def _stale_error(path: str, found: str) -> CorruptFileError:
 class OpenShards(Generic[T_co]):
     """The shards of a data set as opened by one process; `ends`, (shards,) int64, is the cumulative number of records.
 
-    `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open, which
-    `recent` lists, the most recently used last, if there are more shards. `open` is weak, because the source refers to
-    this. `remote` is None unless shards are read at the same time, because each read is a request. `directory` is None
-    if shards are not mapped. `alike` is a reader whose method `like` returns those not in `readers`, if it is known.
+    `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open,
+    which `recent` lists, the most recently used last, if there are more shards. `source` is weak, because it refers
+    to this; `open` returns its reader of a shard. `remote` is None unless shards are read at the same time, because
+    each read is a request. `directory` is None if shards are not mapped. `alike` is a reader whose method `like`
+    returns those not in `readers`, if it is known.
     """
 
     ends: Int64Array
     fields: Mapping[str, FieldSpec]
     readers: list[ShardReader[T_co] | None]
-    open: WeakMethod[Callable[[int], ShardReader[T_co]]]
+    source: ref[Any]
+    open: Callable[[Any, int], ShardReader[T_co]]
     most_open: int
     remote: Remote | None
     recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
@@ -362,9 +364,9 @@ class OpenShards(Generic[T_co]):
         with lock:
             reader = self.readers[shard]
             if reader is None:
-                open_shard = self.open()
-                assert open_shard is not None, "a source is alive while it is read"
-                reader = self.readers[shard] = open_shard(shard)
+                source = self.source()
+                assert source is not None, "a source is alive while it is read"
+                reader = self.readers[shard] = self.open(source, shard)
                 self.opening.pop(shard, None)
             return reader
 

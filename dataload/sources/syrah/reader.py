@@ -142,6 +142,7 @@ class _Reader:
     def __init__(self, column: Column, path: str, shape: tuple[int, ...] | None, limit: int) -> None:
         self._text = column.dtype == "str"
         self._bytes = column.is_bytes and shape is None
+        self._name = "bytes" if self._bytes else column.dtype
         self._dtype = np.dtype(np.uint8) if self._text else DTYPES[column.dtype]
         self._size = _constant(column.sizes)
         self._sizes = column.sizes if self._size is None else None
@@ -166,11 +167,11 @@ class _Reader:
     @property
     def spec(self) -> FieldSpec:
         if self._text or self._bytes:
-            return FieldSpec("str" if self._text else "bytes", ())
+            return FieldSpec(self._name, ())
         if self._shape is not None:
-            return FieldSpec(str(self._dtype), tuple(None if n == -1 else n for n in self._shape))
+            return FieldSpec(self._name, tuple(None if n == -1 else n for n in self._shape))
         ndim = 1 if self._shapes is None else _constant(self._shapes.ndim)
-        return FieldSpec(str(self._dtype), None if ndim is None else (None,) * ndim)
+        return FieldSpec(self._name, None if ndim is None else (None,) * ndim)
 
     @property
     def array(self) -> tuple[np.dtype[Any], tuple[int, ...]]:

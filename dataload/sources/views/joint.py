@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakMethod
+from weakref import ref
 
 import numpy as np
 
@@ -38,9 +38,9 @@ class JointShards:
         firsts = np.cumsum(records) - records
         ends = np.cumsum(lengths)
         nothing: list[ShardReader[Any] | None] = [None] * len(ends)
-        opened = WeakMethod(self._reader)
+        fields, directory, most = self._opened[0].fields, directory_of(len(ends)), most_open_shards()
         self._joint: OpenShards[Any] = OpenShards(
-            ends, self._opened[0].fields, nothing, opened, most_open_shards(), None, directory=directory_of(len(ends))
+            ends, fields, nothing, ref(self), type(self)._reader, most, None, directory=directory
         )
         whole = len(distinct) == len(sources) and all(map(operator.is_, sources, files))
         self._records = None if whole else ShardNumbers(len(sources))

@@ -70,7 +70,7 @@ def _hinting(source: Any) -> Generator[None]:
 
 def as_source(data: Any) -> Source[Any]:
     """Return a dataload source with the records of `data`, which is anything that a loader takes."""
-    if getattr(data, "has_proportions", False) and isinstance(data, Source):
+    if isinstance(data, Source) and getattr(type(data), "has_proportions", False):  # of an instance, a miss is slow
         raise TypeError("a mix inside of another source has no proportions: join or window its sources, and mix those")
     found = loadable(data)
     return found if isinstance(found, Source) else WrappedSource(found)

@@ -157,8 +157,8 @@ class ConcatSource(ViewSource[Any]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
-        # Of thousands, a protocol is slow to ask.
-        able = {n: cast("ReadsAhead", each) for n, each in enumerate(self._parents) if hasattr(each, "read_ahead")}
+        # Of thousands, a protocol is slow to ask, and so is an instance without it.
+        able: dict[int, Any] = {n: each for n, each in enumerate(self._parents) if hasattr(type(each), "read_ahead")}
         components = StepsByComponent(steps, self._bounds(), able)
 
         def start(component: int, source: ReadsAhead) -> AheadReader | None:

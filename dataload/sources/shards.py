@@ -202,7 +202,7 @@ class ListedShards:
     lengths: tuple[int, ...]
     fields: Mapping[str, FieldSpec]
     listed: bool
-    contents: tuple[ContentMark | None, ...] | None = None
+    contents: Sequence[ContentMark | None] | None = None
     versions: Int64Array | None = field(default=None, compare=False)
 
     def check(

@@ -1,6 +1,7 @@
 """Checks of what a manifest says, at their bounds."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -52,6 +53,26 @@ def test_names_of_shards(names, text):
         return
     with pytest.raises(ConfigError, match=f"^{text}"):
         checks.check_names(names)
+
+
+@pytest.mark.parametrize("inner", [None, "", "ab", "b" * 9, "é", "a\0", ["a"], ("a", "b")])
+@pytest.mark.parametrize("other", [checks.ContentMark(LARGE, "cd", "ef"), checks.ContentMark(0, "", None), None])
+def test_packed_marks_are_the_marks(inner, other):
+    marks = (checks.ContentMark(7, "ab", inner), other, checks.ContentMark(0, "x" * 5, inner))
+    for several in (marks, marks[::2], marks[:1], ()):
+        packed = checks.PackedMarks.of(several)
+        assert [repr(mark) for mark in packed] == [repr(mark) for mark in several]
+        assert len(packed) == len(several)
+
+
+def test_packed_marks_take_little_memory():
+    marks = [checks.ContentMark(number, f"{number:016x}", f"{number:032x}") for number in range(1000)]
+    tracemalloc.start()
+    packed = checks.PackedMarks.of(marks)
+    found = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert packed[999] == marks[999]
+    assert found < 60 * len(marks)
 
 
 TEXTS = "text of at most {} characters but found"

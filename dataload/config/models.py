@@ -1,6 +1,7 @@
 """The sections of a config as pydantic models. Imported only when a config is read: pydantic takes 60 ms."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
@@ -168,12 +169,15 @@ class DataloadConfig(Section):
 
     def _names(self) -> tuple[str, ...] | None:
         """Return the names of the sources; None if they have none."""
-        names = {key: section.name for key, section in self.sources().items()}
-        given = [name for name in names.values() if name is not None]
-        for key, name in names.items():
-            if given and (name is None or given.count(name) > 1):
-                raise ConfigError(f"{key}.name: sources have different names, or none", key=f"{key}.name", value=name)
-        return tuple(given) or None
+        sections = self.sources()
+        counts = Counter(section.name for section in sections.values())
+        if counts.keys() == {None}:
+            return None
+        for key, section in sections.items():
+            if section.name is None or counts[section.name] > 1:
+                message = f"{key}.name: sources have different names, or none"
+                raise ConfigError(message, key=f"{key}.name", value=section.name)
+        return tuple(counts)
 
     def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
         if isinstance(self.sampler, IteratorsConfig):

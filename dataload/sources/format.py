@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -244,7 +243,7 @@ class Format:
             return reference
         module, _, attribute = reference.partition(":")
         try:
-            return getattr(sys.modules.get(module) or import_module(module), attribute)
+            return getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             if module.startswith("dataload."):
                 raise

@@ -60,7 +60,8 @@ def here(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=np.arange(8))
     np.save(tmp_path / "a.npy", np.ones((4, 2)))
     (tmp_path / "a.json").write_text('[{"x": 1}]')
-    (tmp_path / "a.txt").write_text("a line\n")
+    for name in ("a.txt", "a.tsv", "a.png"):
+        (tmp_path / name).write_text("a line\n")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line\n"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes").mkdir()
@@ -93,6 +94,10 @@ dataload.open("a.npy")
     UnsupportedFormatError: but not a one-dimensional array of integers; pass numpy.load(path, mmap_mode='r') to
 dataload.open("a.json")
     UnsupportedFormatError: byte 0 has b'[{"x": 1'; if it has one object a line, pass format='jsonl'; else pass the list
+dataload.open("a.tsv")
+    UnsupportedFormatError: pass format='csv', delimiter='\t'
+dataload.open("a.png")
+    UnsupportedFormatError: open its folder, with pattern='{key}.*' if that has no classes
 dataload.open("a.txt")
     UnsupportedFormatError: byte 0 has b'a line\n'; pass format='text': a record is then the file, a line or
 dataload.open("a.txt.gz")

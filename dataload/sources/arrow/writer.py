@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class TableWriter(Writer):
         if self._schema is not None:
             self._check_shapes(values)
         # The caller may reuse its arrays.
-        self._records.append({name: v.copy() if isinstance(v, np.ndarray) else v for name, v in values.items()})
+        self._records.append({name: v.copy() if isinstance(v, np.ndarray) else _plain(v) for name, v in values.items()})
         size = sum(_size(value) for value in values.values())
         self._bytes += size
         self.stored_bytes += size
@@ -107,7 +107,7 @@ class TableWriter(Writer):
     def _column(self, name: str, values: list[Any]) -> Any:
         pa, first = self._pa, values[0] if values else None
         known = None if self._schema is None else self._schema.field(name).type
-        if not isinstance(first, np.ndarray):
+        if not isinstance(first, (np.ndarray, np.generic)):
             return pa.array(values, known)
         if not first.ndim:
             return pa.array(np.array(values), known)
@@ -178,6 +178,15 @@ def _kind(value: Any, name: str) -> str:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return "list"
     return "bytes" if isinstance(value, (bytes, bytearray, memoryview)) else type(value).__name__
+
+
+def _plain(value: Any) -> Any:
+    """Return a value whose structs hold numbers and dates: pyarrow refuses arrays without axes, and days of numpy."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return value.item() if value.dtype == "datetime64[D]" else value[()]
+    return value
 
 
 def _size(value: Any) -> int:

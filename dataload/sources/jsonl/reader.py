@@ -204,6 +204,7 @@ class _Reader(ShardReader[Record]):
         self._path = path
         self._limit = limit
         self._fills = {}
+        self._plain: set[str] | None = None
 
     def _plan_nulls(self, nulls: NullPolicy) -> None:
         """Find what stands for nulls, by the first records; called once the lines are known."""
@@ -261,10 +262,17 @@ class _Reader(ShardReader[Record]):
         records = self.read(indices, fields)
         for name in records[0]:
             values = [record.get(name) for record in records]
-            if None in values and not _PLAIN.isdisjoint(map(type, values)):
+            if None in values and (not _PLAIN.isdisjoint(map(type, values)) or self._is_plain(name)):
                 message = f"field {name!r} is null, and other records have numbers or text: {REMEDIES}"
                 raise CorruptFileError(message, path=self._path, index=int(indices[values.index(None)]))
         return default_collate(records)
+
+    def _is_plain(self, name: str) -> bool:
+        """Return whether one of the first records has a number or text in a field."""
+        if self._plain is None:
+            records = self._intact(np.arange(min(len(self), _SAMPLED)))
+            self._plain = {name for record in records for name, value in record.items() if type(value) in _PLAIN}
+        return name in self._plain
 
     def _find_invalid(self, texts: list[bytes], indices: Int64Array) -> CorruptFileError:
         """Return the error of the first line that is not JSON."""
@@ -273,7 +281,10 @@ class _Reader(ShardReader[Record]):
                 json.loads(text)
             except (ValueError, RecursionError) as error:
                 offset = int(self.lines.spans(np.array([index]))[0][0])
-                return CorruptFileError(f"invalid JSON: {error}", path=self._path, offset=offset, index=index)
+                reason = getattr(error, "msg", error)  # whose lines and columns would be those of the record
+                if text.strip() in (b"[", b"{", b"[{"):
+                    reason = f"{reason}: a record is one line: write each by json.dumps, or load the whole by json.load"
+                return CorruptFileError(f"invalid JSON: {reason}", path=self._path, offset=offset, index=index)
         raise AssertionError("one of them is not")
 
     def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import re
@@ -35,6 +36,7 @@ from dataload.storage.remote.jobs import is_at, lock, opened
 from dataload.storage.remote.settings import ObjectVersion, RemoteOptions
 from dataload.storage.remote.traffic import Request, Traffic
 
+_log = logging.getLogger("dataload")
 _LONGEST_REASON = 300
 _PERMANENT = re.compile(
     r"status(?: code:)? 4(?!08|29)\d\d|non-partial|NotImplemented|InvalidToken|builder error|NotSupported"
@@ -119,6 +121,7 @@ REQUESTS_IN_TIMEOUT = 4
 """The last attempt has to end before the time-out."""
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
+_FIRST_NOTED = 8  # attempt, after about ten seconds: most outages are shorter
 _INTERRUPTED_SECONDS = 0.5  # for a request that cleans up after Ctrl-C
 
 
@@ -178,6 +181,8 @@ class Attempts:
                     "timeout and retries of remote allow more)",
                     path=url,
                 )
+            if attempts == _FIRST_NOTED:
+                _log.warning("cannot %s: %s; trying again for up to %.0f s", what, reason, last - time.monotonic())
             time.sleep(wait)
 
     def _counted(self, what: str, call: Callable[[], T], *, again: bool) -> T:

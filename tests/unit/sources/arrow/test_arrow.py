@@ -416,6 +416,17 @@ def test_pyarrow_reads_what_we_write(tmp_path, name, compression):
     numbers = {"n": np.array, "ok": np.array, "place": lambda place: {"x": np.array(place["x"])}}
     want = [{n: numbers[n](v) if n in numbers else v for n, v in record.items()} for record in RECORDS]
     same(list(source), want)
+    day = {
+        "day": np.datetime64("2024-01-01"),
+        "in": {"day": np.array("2024-01-01", "M8[D]"), "n": np.array(1, np.int8)},
+    }
+    with dataload.create(tmp_path / f"again-{name}") as writer:  # structs are read as dicts of arrays without axes
+        writer.extend({**record, **day} for record in source)
+    again = read(tmp_path / f"again-{name}")
+    assert again.column("place").to_pylist() == [record["place"] for record in RECORDS]
+    date = datetime.date(2024, 1, 1)
+    assert again.select(["day", "in"]).slice(0, 1).to_pylist() == [{"day": date, "in": {"day": date, "n": 1}}]
+    assert again.column("in").type.field("n").type == pa.int8()
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_records_are_what_json_says(tmp_path, name, mapped):
     [
         (b'{"a": 1', r"byte 9, record 1: invalid JSON: Expecting ',' delimiter"),
         (b"\xff", "byte 9, record 1: invalid JSON: "),
+        (b"{", "invalid JSON: .*: a record is one line: write each by json.dumps, or load the whole by json.load"),
         (b"[" * 3000, "byte 9, record 1: invalid JSON: |maximum recursion"),
         (b"[1]", r"byte 9, record 1: expected a JSON object, found b'\[1\]'"),
         (b'{"a": "' + b"x" * 1000 + b'"}', "record 1: the record takes 32,320 bytes of memory, and max_record_bytes"),
@@ -173,6 +174,8 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
     for name in ("n", "f", "t"):
         with pytest.raises(CorruptFileError, match=f"record 1: field '{name}' is null, and other records have numbers"):
             source.read_batch([0, 1], [name])
+        with pytest.raises(CorruptFileError, match=f"record 1: field '{name}' is null"):
+            source.read_batch([1], [name])  # also where no other record of the batch has a value
     assert source.read_batch([0, 2], ["n", "t"])["t"] == ["a", "c"]
     source = dataload.open(path, nulls="mask")
     masks = ["n_is_null", "t_is_null", "l_is_null", "d_is_null", "later_is_null"]

@@ -57,7 +57,7 @@ class Store:
         ({"timeout": 60, "retries": 99}, 11, 42.7),  # no wait is longer than 10 s
     ],
 )
-def test_it_gives_up_after_so_many_attempts_or_so_long(monkeypatch, options, attempts, seconds):
+def test_it_gives_up_after_so_many_attempts_or_so_long(monkeypatch, caplog, options, attempts, seconds):
     store = Store(monkeypatch, *[failures.GenericError("status 500")] * 100, **options)
     with pytest.raises(StoreError) as caught:
         store.read()
@@ -67,6 +67,8 @@ def test_it_gives_up_after_so_many_attempts_or_so_long(monkeypatch, options, att
     )
     assert caught.value.path == URL
     assert (len(store.waits), sum(store.waits)) == (attempts - 1, pytest.approx(seconds))
+    noted = ["cannot read bytes 0 to 4: status 500; trying again for up to 32 s"]
+    assert [record.getMessage() for record in caplog.records] == noted * (attempts >= 8)
 
 
 REFUSED = (

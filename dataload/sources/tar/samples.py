@@ -149,8 +149,8 @@ def _kind(name: str, value: Any) -> str:
         items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else ()
         return "npz" if any(isinstance(item, (np.ndarray, bytes)) for item in items) else "json"
     raise ConfigError(
-        f"field {name!r}: a {type(value).__name__} cannot be stored in a tar archive; give an array, bytes, text, a "
-        "number, or a value that JSON can represent",
+        f"field {name!r} is of type {type(value).__name__}, which tar archives do not store: give an array, bytes, "
+        "text, a number, or a value that JSON can represent",
         key=name,
     )
 

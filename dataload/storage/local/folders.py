@@ -79,7 +79,14 @@ _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads
 def list_names(path: str) -> dict[str, bool]:
     """Return the visible names in a directory, each with whether it is a folder."""
     with file_errors(path), os.scandir(path) as entries:
-        return {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
+        return {entry.name: _is_folder(entry) for entry in entries if entry.name[0] != "."}
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, which `stat` names where it matters
+        return False
 
 
 def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> tuple[Listing, int]:
@@ -116,7 +123,7 @@ def _list_entries(
         name = entry.name
         if name[0] == ".":
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             folders.append(prefix + name)
         elif wanted(prefix + name):
             try:

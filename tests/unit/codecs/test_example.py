@@ -61,6 +61,11 @@ def test_values_and_how_they_come_back(value, back):
         assert difference(decode(encode({"first": b"1", name: value})), {"first": b"1", name: back}, "record") is None
 
 
+class Tensor:
+    def __array__(self):  # as torch's
+        raise RuntimeError("it requires a gradient")
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -76,6 +81,7 @@ def test_values_and_how_they_come_back(value, back):
         ([b"a", 1], "an array of .*; an Example holds float32, int64 and bytes"),
         ([[1], [2, 3]], "list is not an array"),
         ("\ud800", "'utf-8' codec can't encode"),
+        (Tensor(), "it requires a gradient"),
     ],
 )
 def test_values_that_an_example_lacks(value, message):

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from dataload.errors import ChangedFileError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ChangedFileError, CorruptFileError, SourceError, SourceNotFoundError, StoreError
 from dataload.storage import list_folder, read_files
 from dataload.storage.local import folders
 
@@ -27,6 +27,11 @@ def test_links_that_lead_nowhere(tmp_path):
         list_folder(str(tmp_path))
     with pytest.raises(SourceNotFoundError, match=r"there is no .*gone"):
         list_folder(str(tmp_path / "gone"))
+    (tmp_path / "a" / "2.x").unlink()
+    os.symlink(tmp_path / "a" / "2.x", tmp_path / "a" / "2.x")
+    assert folders.list_names(str(tmp_path / "a")) == {"2.x": False, "b": True}
+    with pytest.raises(StoreError, match=r"cannot read .*a/2\.x: Too many levels of symbolic links"):
+        list_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize("slow", [True, False])

@@ -83,8 +83,8 @@ def test_arrays_by_name_are_an_npz():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "field 'x': a NoneType cannot be stored in a tar archive"),
-        ({1, 2}, "a set cannot be stored"),
+        (None, "field 'x' is of type NoneType, which tar archives do not store"),
+        ({1, 2}, "is of type set, which tar archives do not store"),
         ([{1}], "field 'x' cannot be stored as json: Object of type set"),
         (np.array([None]), "field 'x' cannot be stored as npy: Object arrays cannot be saved"),
         ("\ud800", "field 'x' cannot be stored as txt: .*surrogates"),

@@ -45,7 +45,7 @@ def check_size(size: int, limit: int, what: str, *, path: str | None = None, ind
     if size > limit:
         raise CorruptFileError(
             f"{what} takes {size:,} bytes of memory, and max_record_bytes is {limit:,}: the file is damaged or "
-            "malicious, unless you expect such records and set a higher max_record_bytes",
+            "malicious; if you expect such records, raise max_record_bytes",
             path=path,
             index=index,
         )

@@ -268,7 +268,7 @@ def check_call(name: str, function: Any, *arguments: str, may_yield: bool = Fals
         raise setting_error(name, function, f"must be a function of {arguments[0]}")
     kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
     if not may_yield and any(is_kind(function) for is_kind in kinds):
-        raise ConfigError(f"{name} returns its result: define it without yield and async", key=name, value=function)
+        raise ConfigError(f"{name} must return its result: define it without yield and async", key=name, value=function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # functions written in C may have no signature

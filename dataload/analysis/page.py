@@ -353,7 +353,7 @@ def _kinds(record: Any, name: str, length: int, segments: Array | None) -> list[
 
 
 def _tokens(values: Array, kinds: Sequence[str], words: Words | None) -> str:
-    """Return numbers one by one, so that the boundaries of tokens show; under those of a segment a line."""
+    """Draw numbers one by one, to show the boundaries of tokens; a line underlines each segment."""
     parts: list[str] = []
     for value, kind in zip(values[:_TOKENS].tolist(), kinds, strict=False):
         named = words is not None and value >= 0  # -100 is no token

@@ -87,7 +87,7 @@ def ends_of(file: ReadableFile | RecordFile) -> tuple[int, str]:
 
 
 def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
-    """Return the local shards, of these paths, whose file has another size or other ends than in their mark."""
+    """Return the local shards whose files, at these paths, differ from their marks in size or at an end."""
 
     def has_changed(path: str) -> bool:
         return all(ends_of_file(file, None) != marks[path][:2] for file in files_of(path))

@@ -32,13 +32,13 @@ def plan_command(
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 8,
-    bandwidth: Annotated[str, typer.Option(help="Bytes per second of each node's line.")] = "1GB/s",
+    bandwidth: Annotated[str, typer.Option(help="Network bandwidth of each node, in bytes per second.")] = "1GB/s",
     cache: Annotated[
-        str | None, typer.Option(help="Bytes of each node's cache. Default: remote.budget, or room for all shards.")
+        str | None, typer.Option(help="Size of each node's cache. Default: remote.budget, or room for all shards.")
     ] = None,
-    records: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of records.")] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
-    record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="Number of records, to plan without data.")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="Number of shards, to plan without data.")] = None,
+    record_bytes: Annotated[str | None, typer.Option(help="Size of a record, to plan without data.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Plan a job on many machines: downloads, cache and load, computed from the order without reading data.
@@ -168,7 +168,7 @@ def _print_plan(plan: ClusterPlan, budget: int | None) -> None:
 def _notes(plan: ClusterPlan, budget: int | None) -> list[str]:
     notes: list[str] = []
     if plan.walked < 1:
-        notes.append(f"sampled: {plan.walked:.3%} of an epoch's records were walked, each for its neighbours")
+        notes.append(f"only {plan.walked:.3%} of an epoch's records were looked at, at even intervals")
     if budget is not None and plan.together_bytes > budget:
         notes.append(
             "the cache is smaller than what a node reads at the same time, so that shards are downloaded again or read "

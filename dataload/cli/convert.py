@@ -86,7 +86,7 @@ def convert_command(
     ] = "raise",
     max_bad: Annotated[
         str,
-        typer.Option(help="Skipped records beyond which to end anyway: a number, or a share such as 0.05 or 5%."),
+        typer.Option(help="Maximum number of skipped records, or their share, such as 0.05 or 5%."),
     ] = "1%",
     error_report: Annotated[str | None, typer.Option(help="JSONL file to append skipped records to.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,

@@ -65,7 +65,8 @@ State: TypeAlias = Annotated[
     str | None, typer.Option(help="A saved state (JSON): the run went on from there with these settings.")
 ]
 Changes: TypeAlias = Annotated[
-    str | None, typer.Option(help="Log of changes of weights (loader.changes): for steps before the last change.")
+    str | None,
+    typer.Option(help="Log of changes of weights (loader.changes), which tells the steps before the last change."),
 ]
 
 EngineName: TypeAlias = Annotated[

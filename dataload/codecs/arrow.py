@@ -344,7 +344,7 @@ def _nested(array: Any, name: str, rows: ColumnContext, shape: tuple[int, ...]) 
         lengths = np.diff(array.offsets.to_numpy())
         if (lengths != extent).any():
             row = int(np.argmax(lengths != extent)) // max(1, len(lengths) // max(1, count))
-            raise rows.error(row, f"field {name!r} has the shape {shape}, and there is a list of another length")
+            raise rows.error(row, f"field {name!r} has the shape {shape}, but one of its lists has another length")
         array = array.flatten()
     items = max(1, len(array) // max(1, count))
     return to_column(array, name, rows._replace(ends=np.arange(1, count + 1) * items)).reshape(count, *shape)

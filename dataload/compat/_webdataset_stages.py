@@ -121,7 +121,7 @@ def _is_slice(stage: Any) -> bool:
 
 
 class Meter:
-    """Counts the samples that a pass has read, and those that the values it has given were made of."""
+    """Counts the samples that a pass has read, and the samples from which its results were made."""
 
     def __init__(self, begun: int) -> None:
         self.read = begun

@@ -67,7 +67,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
     @property
     def start_method(self) -> StartMethod | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """How the workers started; None before that."""
+        """Start method of the workers; None before they start."""
         return self._started if self._pool is None else self._pool.start_method
 
     def processes(self) -> list[Any]:

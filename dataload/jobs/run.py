@@ -106,7 +106,7 @@ class Done(NamedTuple, Generic[U]):
 
 
 class Ledger:
-    """What earlier runs have finished, and the log of this one, if there is one; this class keeps nothing else.
+    """The shards that earlier runs have finished, and the log of this run, if it has one.
 
     Attributes:
         known: The facts noted before.
@@ -178,7 +178,7 @@ class Job(Protocol[U, R]):
 
 @dataclass(frozen=True, slots=True)
 class Here(Generic[U]):
-    """What a running job calls: `note` for a finished shard, `advance` for progress. Several threads may."""
+    """Callbacks of a running job: `note` for a finished shard, `advance` for progress. Several threads may."""
 
     note: Callable[[U, ShardFacts], None]
     advance: Callable[[int], None]

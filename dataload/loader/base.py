@@ -151,7 +151,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
             if now.step == now.steps:  # the epoch has no steps, or the rest of it fills none
                 self._move(Cursor(now.epoch + 1, 0))
             if now.steps == 0:
-                message = f"{self!r} has no batches: it has no records, or tail='drop' drops them, too few for a step"
+                message = f"{self!r} has no batches: it has no records, or too few for a step, which tail='drop' drops"
                 warnings.warn(message, stacklevel=3)
             while now.steps is None or now.step < now.steps:
                 self._check_current(now)

@@ -160,7 +160,7 @@ def choose_collate(
 ) -> Callable[..., Any]:
     """Return the function that makes batches, from a loader's arguments."""
     if pad_value is not None and not (isinstance(collate, Mapping) or (packs and collate is None)):
-        message = "pad_value is for what collate={name: 'pad'} or packing fills up: leave it out, or give it to Collate"
+        message = "pad_value goes with collate={name: 'pad'} or with packing: leave it out, or give it to Collate"
         raise ConfigError(message, key="pad_value", value=pad_value)
     check_pad_value(pad_value, None)
     if packs:

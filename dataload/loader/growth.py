@@ -1,4 +1,4 @@
-"""The states of a loader: of its data and order as they are, and as they were before shards or sources were added."""
+"""States of a loader for its present data and order, and for those before shards or sources were added."""
 
 from __future__ import annotations
 

@@ -220,8 +220,8 @@ def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
         return
     pool = default_pool_size(source, shard_lengths(source))
     warnings.warn(
-        f"records are decoded in groups of {many / len(groups):,.0f}, and a global shuffle decodes most groups for "
-        f"each record: shuffle='shards' decodes each group once, and mixes them in a pool of {pool:,} records",
+        f"records are decoded in groups of {many / len(groups):,.0f}, and a global shuffle decodes a whole group "
+        f"for nearly every record: shuffle='shards' decodes each once, and mixes them in a pool of {pool:,} records",
         stacklevel=2,
     )
 
@@ -246,7 +246,7 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID",
 def rank_and_world_size(
     rank: int | None = None, world_size: int | None = None, plan: Any = None, *, rank_later: bool = False
 ) -> tuple[int, int]:
-    """Return the rank and the number of ranks: as given, else those of `plan`, else what a launcher says, or 0 of 1.
+    """Return rank and number of ranks: the arguments, else those of `plan`, else the launcher's, else 0 and 1.
 
     Launchers say it by torch.distributed once that is initialised, by RANK and WORLD_SIZE, or by variables of their
     own. With `rank_later`, a rank that is not known yet is 0.

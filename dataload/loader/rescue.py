@@ -130,8 +130,8 @@ class Rescue:
                     raise
                 reason = f"{failure.stage}: {message_of(failure.error)}"
         error = SourceError(
-            f"the step has no good record, and none of {len(tried)} others could be read to show the fields of a batch "
-            f"without rows; the last: {reason}"
+            f"the step has no good record, and {len(tried)} others were tried in vain for the fields of an empty batch;"
+            f" the last: {reason}"
         )
         raise StageError("on_error", error)
 
@@ -216,8 +216,7 @@ def _without_rows(batch: Any) -> Any:
         return empty_like(batch)
     except (TypeError, IndexError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"a step without rows needs a batch without rows, and the result of collate cannot be cut to that "
-            f"({error}): let its values be arrays and lists, or avoid such steps with tail='drop' or "
-            "on_error='replace'",
+            f"a step has no rows, and the result of collate cannot be cut to none ({error}): return arrays and lists, "
+            "or avoid such steps with tail='drop' or on_error='replace'",
             key="collate",
         ) from error

@@ -53,7 +53,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What an epoch goes over that began before the data set has grown: the first records, in an order of them."""
+    """The records, and their order, of an epoch that began before the data set grew."""
 
     source: Any
     planner: BatchPlanner
@@ -291,7 +291,7 @@ class LoaderState:
 
 
 class OrderIdentity:
-    """How states identify the order of a plan: by a fingerprint, which is compared, and by text for messages."""
+    """Identifies the order of a plan in states: by a fingerprint, which is compared, and by text for messages."""
 
     def __init__(self, plan: BatchPlanner) -> None:
         self._plan = plan

@@ -120,7 +120,7 @@ class Statistics:
 
     @property
     def where(self) -> str:
-        """Where batches are made, in words: "2 threads", "1 process", "the consumer's thread"."""
+        """The makers of batches, in words: "2 threads", "1 process", "the consumer's thread"."""
         if not self.workers:
             return "the consumer's thread"
         plural = "es" if self.executor == "processes" else "s"

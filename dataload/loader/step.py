@@ -112,7 +112,7 @@ class StepWork:
         self._plans = BlockedPlans(planner)
 
     def plan_for(self, planner: BatchPlanner) -> None:
-        """Follow another plan; nobody waits for tasks of the earlier one. Worker processes do not follow."""
+        """Follow another plan; no task of the earlier one may be awaited. Worker processes do not follow."""
         self.planner = planner
         self._plans = BlockedPlans(planner)
 

@@ -82,7 +82,7 @@ class ChangeLog:
                 )
 
     def follow(self, mixture: Mixture) -> None:
-        """Append the changes of a mixture that the log does not have, in place of those that it has instead."""
+        """Append the changes of a mixture that the log lacks; they take precedence over earlier lines."""
         marks, known = [_mark(change) for change in mixture.changes], {*self._now}
         if self._now and self._now[-1] == (marks[-1] if marks else self._now[0]):  # counts depend on all before
             return

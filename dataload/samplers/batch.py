@@ -176,7 +176,7 @@ class BatchPlanner(ABC):
         return self.with_ranks(origin=origin), step
 
     def deal(self, steps: range, *, epoch: int) -> tuple[Int64Array, BoolArray]:
-        """Return the items of this rank, (steps, items_per_step) int64, also past the end, and which of them exist."""
+        """Return the items of this rank, (steps, items_per_step) int64, also past the end; and which exist."""
         size = self.step_size
         firsts = self.origin + np.arange(steps.start, steps.stop, dtype=np.int64) * size
         items = firsts[:, None] + np.arange(self.rank, size, self.world_size, dtype=np.int64)

@@ -70,7 +70,7 @@ class Permutations(NamedTuple):
         return cls(constants, np.empty(int(stops[-1]), np.int16), lengths, np.append(0, stops[:-1]))
 
     def select(self, numbers: Int64Array, keys: UInt64Array) -> None:
-        """Make permutations those that keys select, (numbers, KEY_WORDS) uint64."""
+        """Set permutations to those that keys select, (numbers, KEY_WORDS) uint64."""
         core().put_keys(*self, numbers, keys)
 
     def find(self, numbers: Int64Array, draws: Int64Array, firsts: Int64Array, passes: Int64Array) -> Int64Array:

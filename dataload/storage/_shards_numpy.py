@@ -245,7 +245,7 @@ class Tables:
 
 
 def put_keys(constants: Any, images: Any, ends: Any, starts: Any, numbers: Any, keys: Any, /) -> int:
-    """Make permutations of some numbers those that keys select, (numbers, 2) uint64."""
+    """Set permutations of some numbers to those that keys select, (numbers, 2) uint64."""
     ends, starts = _of_permutations(images, ends, starts, numbers, len(keys) == len(numbers))
     each = np.broadcast_to(np.arange(2 * ROUNDS), (len(keys), 2 * ROUNDS))
     words = hash64(keys[:, 1:], hash64(keys[:, :1], each)) & _masks(ends)[0][:, None]

@@ -255,9 +255,9 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _end_epoch(self, now: EpochIteration) -> list[Any]:
         if not self._cursor.begun:
-            reason = "no sequence of these rows gave an item, or a chunk of items"
+            reason = "no sequence of these rows gave enough items for a step"
             if self._tail == "drop":
-                reason = "a row has no items for one, and tail='drop' ends the epoch there"
+                reason = "a row has too few items for one, and tail='drop' ends the epoch there"
             raise SourceError(f"epoch {now.epoch} has no step: {reason}")
         resumed_at_end = now.step == self._restored_step
         self._move(self._upcoming or Cursor(now.epoch + 1, 0))

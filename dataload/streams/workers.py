@@ -173,7 +173,7 @@ class StreamWorkers:
 
     @property
     def start_method(self) -> str | None:
-        """How worker processes started; None if none has."""
+        """Start method of the worker processes; None before they start."""
         return self._executors[0].start_method
 
     def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[RowSteps]:

@@ -255,7 +255,7 @@ _ENDLESS = (1 << 62) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder(BatchPlanner):
-    """The steps of an `IterableDataset`: nobody knows their number before its end. Step k is worker k mod n's turn."""
+    """The steps of an `IterableDataset`: their number is unknown before its end. Worker k mod n makes step k."""
 
     batch_size: int
     drop_last: bool

@@ -100,8 +100,8 @@ _REPEATS = (
     "itertools.islice(samples, info.id, None, info.num_workers) (or use num_workers=1)"
 )
 _SEEDS = (
-    "worker_init_fn seeds a random generator, so steps do not: random items are not part of this state, and differ "
-    "after it is loaded"
+    "worker_init_fn seeds a random generator, so the loader does not seed it for each step: random items differ after "
+    "this state is loaded"
 )
 _OF_PARTS = "fetcher_state", "dataset_state", "batches"
 

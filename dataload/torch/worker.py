@@ -51,7 +51,7 @@ class Start(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker says of itself beside its batch."""
+    """Report of a worker about itself, sent with its batch."""
 
     number: int
     part: dict[str, Any] | None  # of a state; None if the loader does not need it
@@ -61,7 +61,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a data set is read."""
+    """The way in which a data set is read."""
 
     num_workers: int  # 0 for the consumer's process
     stream: bool  # whether it is iterated over

@@ -85,7 +85,7 @@ def test_selections_that_no_file_has(case):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("corrupt_empty_file", "byte 0: the file is empty, as a writer leaves it that was never closed"),
+        ("corrupt_empty_file", "byte 0: the file is empty: its writer was never closed"),
         ("corrupt_truncated_half", "byte 65536: the file has 65536 bytes, the smallest ArrayRecord 131072"),
     ],
 )

@@ -161,11 +161,11 @@ build(transform=lambda a, b, c: a)
 build(transform=5)
     ConfigError: transform must be a function of a sample, got 5
 build(transform=yields)
-    ConfigError: transform returns its result: define it without yield and async
+    ConfigError: transform must return its result: define it without yield and async
 build(batch_transform=waits)
-    ConfigError: batch_transform returns its result: define it without yield and async
+    ConfigError: batch_transform must return its result: define it without yield and async
 convert(SOURCE, "out.syr", map=yields)
-    ConfigError: map returns its result: define it without yield and async
+    ConfigError: map must return its result: define it without yield and async
 build(collate=two)
     ConfigError: collate is called with a list of samples, and two(a, b, token) does not fit: missing .* argument: 'b'
 build(batch_transform="x")
@@ -179,7 +179,7 @@ streams(batch_transform=lambda a, b: a)
 streams(make_stream=NoSample())
     ConfigError: make_stream is called with a sequence, and NoSample() does not fit
 first(tail="drop", global_batch_size=9, batch_size=None)
-    UserWarning: Loader(8 records, 9 rows per step, .*) has no batches: it has no records, or tail='drop' drops them
+    UserWarning: Loader(8 records, 9 rows per step, .*) has no batches: it has no records, or too few for a step, which
 first(transform=lambda sample: None)
     WorkerError: returned None instead of a sample: does it end without `return sample`?
 first(collate=lambda samples: None)

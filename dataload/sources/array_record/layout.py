@@ -69,7 +69,7 @@ def file_of(path: str) -> str:
 def check_head(head: bytes, size: int, path: str) -> None:
     """Check the first 64 bytes of a file of `size` bytes; `head` is shorter if the file is."""
     if not head:
-        raise CorruptFileError("the file is empty, as a writer leaves it that was never closed", path=path, offset=0)
+        raise CorruptFileError("the file is empty: its writer was never closed", path=path, offset=0)
     if head != SIGNATURE[: len(head)]:
         raise UnsupportedFormatError(
             f"{path} is not an ArrayRecord file, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}", path=path

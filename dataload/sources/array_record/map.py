@@ -68,7 +68,7 @@ class MappedRecords:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What files have in common that are read together."""
+        """Properties that files share which are read together."""
         return self._chunks.compressed, self._chunks.firsts is not None
 
     def joined(self, directory: ShardDirectory) -> MappedRecords:

@@ -295,7 +295,7 @@ class Blocks:
         return pieces[0][1] if len(pieces) == 1 else scatter_columns(pieces, len(indices))
 
     def _touch(self, reader: Any, cache: DecodedCache, names: Sequence[Any], blocks: Int64Array) -> None:
-        """Note that blocks are used, (rows,) int64; if there are many, others each time."""
+        """Note that blocks, (rows,) int64, are used; of many, a sample that varies."""
         self._reads += 1
         each = -(-len(blocks) // _TOUCHED)
         for owner, block in map(self._find, set(blocks[self._reads % each :: each].tolist()) if each else ()):

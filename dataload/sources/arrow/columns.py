@@ -158,7 +158,7 @@ def of_batch(values: Int64Array, batch: Int64Array) -> Int64Array:
 
 
 class Places(NamedTuple):
-    """Where several columns begin in each batch of a file."""
+    """Starts of several columns in each batch of a file."""
 
     starts: Int64Array  # (columns, batches)
     first: Int64Array  # (batches,), of the column that comes first

@@ -360,5 +360,5 @@ class _CompressedFile(_Reader):
 
 def _refuse_empty(size: int, path: str) -> None:
     if not size:
-        message = "the file is empty: it was not written to its end (one without records has an empty line)"
+        message = "the file is empty: its writer did not finish (a file without records has an empty line)"
         raise CorruptFileError(message, path=path, offset=0)

@@ -69,8 +69,8 @@ class Column:
             if allow_pickle:
                 return _unpickle
             raise ConfigError(
-                f"column {self.name!r} holds pickles, which run any code that their author wants: name the other "
-                "columns in fields=, or pass allow_pickle=True if you trust who wrote them",
+                f"column {self.name!r} holds pickles, which can run any code: name the other columns in fields=, "
+                "or pass allow_pickle=True if you trust the data",
                 key="allow_pickle",
             )
         if self.size is not None or self.encoding == "bytes" or (not images and self.encoding in ("jpeg", "png")):

@@ -78,7 +78,7 @@ def _parse_index(data: bytes) -> Documents:
         raise CorruptFileError(f"expected an index of version 1, found {magic!r} and version {version}", offset=0)
     if code not in _DTYPES:
         known = ", ".join(f"{number} ({name})" for number, name in _DTYPES.items())
-        raise CorruptFileError(f"dtype {code} is none of integers: expected {known}", offset=17)
+        raise CorruptFileError(f"dtype {code} is not one of integers: expected {known}", offset=17)
     needed = _HEAD.size + 12 * sequences + 8 * entries
     if len(data) not in (needed, needed + sequences):  # a byte for each sequence may follow
         message = f"an index of {sequences} sequences and {entries} entries has {needed} bytes, found {len(data)}"
@@ -95,7 +95,7 @@ def _parse_index(data: bytes) -> Documents:
         message += f"{int(starts[at]) * dtype.itemsize}: dataload reads sequences that follow each other"
         raise CorruptFileError(message, offset=_HEAD.size + 4 * sequences + 8 * at)
     if entries and (int(firsts.min()) < 0 or int(firsts.max()) > sequences):
-        raise CorruptFileError(f"a document begins at none of the {sequences} sequences", offset=needed - 8 * entries)
+        raise CorruptFileError(f"a document begins outside of the {sequences} sequences", offset=needed - 8 * entries)
     edges = starts[firsts] if entries else starts
     return Documents(edges if len(edges) and edges[-1] == starts[-1] else np.append(edges, starts[-1]), dtype)
 

@@ -50,7 +50,7 @@ class VideoOptions(ReadOptions):
         if self.size is not None:
             size: Any = self.size
             if not isinstance(size, (list, tuple)) or [type(n) is int and n > 0 for n in size] != [True, True]:
-                message = f"size is a height and a width of at least 1, (224, 224) say, got {size!r}"
+                message = f"size is a height and a width of at least 1, such as (224, 224), got {size!r}"
                 raise ConfigError(message, key="size", value=size)
             object.__setattr__(self, "size", tuple(size))
 

@@ -121,7 +121,7 @@ class Decoder:
         raise CorruptFileError(f"the frame at {at} cannot be decoded: {found}", path=self._path, index=self.next)
 
     def _decoded(self, group: int, *, goes_on: bool = False) -> Generator[Any]:
-        """Yield the frames of a group, and if it `goes_on` all others behind, in the order in which they are shown."""
+        """Yield the frames of a group, and of all after it if it `goes_on`, in the order in which they are shown."""
         table, context, self._is_open = self._table, self._stream.codec_context, False
         key, end, stop = int(table.key_times[group]), None, len(table.times)
         if group + 1 < len(table.starts):
@@ -168,7 +168,7 @@ class Decoder:
             shape = (shape[0] * 2 // 3, shape[1])
         shown = (frame.width, frame.height) if turns % 2 else (frame.height, frame.width)
         if self._options.size is None and shown != shape:
-            message = f"a frame of {shown[0]} x {shown[1]} is among ones of other sizes: pass size=(height, width)"
+            message = f"a frame has {shown[0]} x {shown[1]} pixels, and others another size: pass size=(height, width)"
             raise ConfigError(f"{self._path}: {message}", key="size")
         height, width = shape[::-1] if turns % 2 else shape
         made = self._reformatter.reformat(frame, width=width, height=height, format=kind, **self._threads)

@@ -49,7 +49,7 @@ class DecodedFrames:
 
     @property
     def capacity(self) -> int:
-        """How many frames may wait for each loader."""
+        """Maximum number of frames that wait for each loader."""
         return self._most // max(1, len(self._plans))
 
     def read(self, indices: Int64Array, out: BytesArray) -> None:

@@ -126,7 +126,7 @@ class Children:
                 arrays = {name: np.fromiter(values, np.int64) for name, values in answer["arrays"].items()}
                 table = kind.unpack(CachedTable(arrays, answer["extras"]))
             if table is None:
-                raise ChildProcessError("sent a table that makes no sense")
+                raise ChildProcessError("sent an invalid table")
         except ChildProcessError as error:
             child.end()
             raise CorruptFileError(f"the process that read the file {error}", path=path) from None

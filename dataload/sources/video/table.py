@@ -182,8 +182,6 @@ def quarter_turns(frame: Any, path: str) -> int:
         return 0
     (a, b, _), (c, d, _), _ = np.frombuffer(matrix, np.int32).reshape(3, 3).tolist()
     if a * d <= b * c or frame.rotation % 90:
-        message = (
-            f"{path} is to be shown mirrored, or turned by {frame.rotation} degrees, and not by quarter turns alone"
-        )
+        message = f"{path} has to be mirrored, or turned by {frame.rotation} degrees; dataload makes quarter turns only"
         raise UnsupportedFormatError(f"{message}: encode it again, as `ffmpeg -i OLD NEW` does", path=path)
     return frame.rotation // 90 % 4

@@ -84,7 +84,9 @@ class VideoWriter(Writer):
         if (time := values.get(self._options.time)) is None:
             return None
         if not 0 <= float(time) < 1e9:  # also of NaN
-            raise ConfigError(f"the time of record {len(self)} is {time} s: it is at least 0", key=self._options.time)
+            raise ConfigError(
+                f"the time of record {len(self)} is {time} s: it must be at least 0", key=self._options.time
+            )
         return round(float(time) * _TICKS)
 
     def _name(self, values: Mapping[str, Any]) -> str:
@@ -111,7 +113,7 @@ class VideoWriter(Writer):
 
     def _finish(self) -> None:
         if not self._count:
-            raise ConfigError(f"{self.path}: a video has at least one frame, and no record was written", key="path")
+            raise ConfigError(f"{self.path}: a video needs at least one frame, and no record was written", key="path")
         self._close_video()
 
     def _discard(self) -> None:

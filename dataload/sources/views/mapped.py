@@ -68,7 +68,7 @@ class Measured:
         """Add records by index, with the lengths of each field and compact samples, as far as there is room."""
         if lengths and self.lengths and lengths.keys() != self.lengths.keys():
             differing = ", ".join(sorted(lengths.keys() ^ self.lengths.keys()))
-            raise ConfigError(f"the transform makes different fields of records, {differing} only of some")
+            raise ConfigError(f"the transform returns different fields: {differing} only for some records")
         for name, each in lengths.items():
             self.lengths.setdefault(name, np.zeros(len(self.sizes), np.int64))[indices] = each
         for index, sample in zip(indices.tolist(), samples, strict=True):

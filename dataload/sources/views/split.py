@@ -57,7 +57,7 @@ def check_shares(shares: Any) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How records are dealt to parts with `shares`; see `Source.split` for the settings."""
+    """The rule that deals records to parts with `shares`; see `Source.split` for the settings."""
 
     shares: tuple[float, ...]
     seed: int

@@ -24,7 +24,7 @@ from dataload.codecs.wire import build_field
 from dataload.errors import CorruptFileError, MachineError
 from dataload.sources.array_record.tfds import FeaturesCodec, parse_features
 
-TOO_LARGE = r"takes [\d,]+ bytes of memory, and max_record_bytes is {:,}: the file is damaged or malicious, unless you "
+TOO_LARGE = r"takes [\d,]+ bytes of memory, and max_record_bytes is {:,}: the file is damaged or malicious; if you "
 
 
 def image(kind: str, side: int = 1_000) -> bytes:

@@ -126,7 +126,7 @@ def test_repr():
 TOKENS = [{"tokens": np.arange(1 + i % 2), "labels": np.arange(1 + i % 2)} for i in range(8)]
 BOTH = {"tokens": "pad", "labels": "pad"}
 PADS = {"source": MemorySource(TOKENS), "collate": BOTH}
-PAD_VALUE = "pad_value is for what collate={name: 'pad'} or packing fills up: leave it out, or give it to Collate"
+PAD_VALUE = "pad_value goes with collate={name: 'pad'} or with packing: leave it out, or give it to Collate"
 BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
 
 

@@ -318,10 +318,8 @@ def count(samples):
 
 
 ALL_BAD = "SourceError: all 2 records of the step are bad, and only records of the same step can replace them"
-NO_FIELDS = "failed in on_error: SourceError: the step has no good record, and none of "
-LAST = (
-    "could be read to show the fields of a batch without rows; the last: read: CorruptFileError: .*record 11: damaged"
-)
+NO_FIELDS = "failed in on_error: SourceError: the step has no good record, and "
+LAST = "were tried in vain for the fields of an empty batch; the last: read: CorruptFileError: .*record 11: damaged"
 SKIP, REPLACE = {"action": "skip"}, {"action": "replace"}
 UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
 
@@ -338,7 +336,7 @@ UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
             Plain([1]),
             {**SKIP, "collate": count},
             [1],
-            "in collate: ConfigError: a step without rows needs .* cannot be",
+            "in collate: ConfigError: a step has no rows, .* cannot be",
         ),
         (Plain([1, 3]), REPLACE, [1, 3, 1], f"{ALL_BAD}; the last: read: .*record 3: damaged. Use a larger batch_size"),
         (Plain(), {**REPLACE, "exclude": [1, 3]}, [1, 3, 1], f"{ALL_BAD}, all of them by exclude="),
@@ -523,7 +521,7 @@ def test_the_search_for_an_example_has_one_deadline(monkeypatch):
             return super().__getitem__(index)
 
     monkeypatch.setattr(rescue, "monotonic", lambda: clock[0])
-    with pytest.raises(WorkerError, match=f"{NO_FIELDS}3 others could"):
+    with pytest.raises(WorkerError, match=f"{NO_FIELDS}3 others were"):
         fetcher(Slow(range(10_000), 10_000), "skip")(plan([5]), 0)
     assert clock[0] <= 30
 

@@ -661,9 +661,9 @@ def test_a_field_that_is_added_is_refused(name):
 @pytest.mark.parametrize(
     ("lengths", "settings_", "match"),
     [
-        ([0, 0, 0], {}, "epoch 0 has no step: no sequence of these rows gave an item"),
-        ([2, 1], {"chunk": 3, "ends": "drop"}, "epoch 0 has no step: no sequence .* or a chunk of items"),
-        ([2, 0], {"tail": "drop"}, "a row has no items for one, and tail='drop' ends the epoch there"),
+        ([0, 0, 0], {}, "epoch 0 has no step: no sequence of these rows gave enough items"),
+        ([2, 1], {"chunk": 3, "ends": "drop"}, "epoch 0 has no step: no sequence .* enough items for a step"),
+        ([2, 0], {"tail": "drop"}, "a row has too few items for one, and tail='drop' ends the epoch there"),
     ],
 )
 def test_an_epoch_without_a_step_is_an_error_each_time(lengths, settings_, match):

@@ -262,7 +262,7 @@ def test_what_worker_init_fn_seeds_stays():
     expected = [np.random.RandomState(number).rand(4).tolist() for number in range(2)]
     found = lists(loader)
     assert [found[0] + found[2], found[1] + found[3]] == expected
-    with pytest.warns(UserWarning, match="worker_init_fn seeds a random generator, so steps do not") as warned:
+    with pytest.warns(UserWarning, match="worker_init_fn seeds a random generator, so the loader does not") as warned:
         loader.state_dict()
     assert [each.filename for each in warned] == [__file__]
 

@@ -85,7 +85,7 @@ LARGE = "the text of the file takes 1,048,576 bytes of memory, and max_"
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", b"", r"byte 0: the file is empty: it was not written to its end \(one without records has an emp"),
+        ("a.jsonl", b"", r"byte 0: the file is empty: its writer did not finish \(a file without records has an emp"),
         ("a.jsonl.gz", gz(b""), "byte 0: the file is empty"),
         ("a.jsonl.gz", gz(b'{"a": 1}\n')[:-3], f"{NO_TEXT}Compressed file ended"),
         ("a.jsonl.gz", b"{}", f"{NO_TEXT}Not a gzipped file"),

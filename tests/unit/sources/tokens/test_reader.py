@@ -292,9 +292,9 @@ def test_damaged_indexes(tmp_path):
         (good[:20], "an index has at least 34 bytes, found 20"),
         (good[:-1], "bytes, found"),
         (good[:9] + b"\2" + good[10:], "expected an index of version 1, found .* version 2"),
-        (good[:17] + b"\7" + good[18:], r"dtype 7 is none of integers: expected 1 \(uint8\)"),
+        (good[:17] + b"\7" + good[18:], r"dtype 7 is not one of integers: expected 1 \(uint8\)"),
         (good[:34] + b"\xff\xff\xff\xff" + good[38:], "sequence 0 has -1 tokens at byte 0"),
-        (good[:-8] + b"\xff" * 8, "a document begins at none of the"),
+        (good[:-8] + b"\xff" * 8, "a document begins outside of the"),
         (good[:18] + b"\xff" * 8 + good[26:], "an index of 18446744073709551615 sequences"),
     ):
         (tmp_path / "x.idx").write_bytes(data)

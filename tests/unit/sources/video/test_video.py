@@ -143,7 +143,7 @@ def test_frames_are_turned_upright(tmp_path, degrees):
 
 def test_mirrored_frames_are_refused(tmp_path):
     path = write_video(tmp_path / "a.mp4", 2, rotation=180, hflip=True)
-    with pytest.raises(UnsupportedFormatError, match=r"to be shown mirrored, .*encode it again"):
+    with pytest.raises(UnsupportedFormatError, match=r"has to be mirrored, .*encode it again"):
         dataload.open(path)
 
 
@@ -154,9 +154,11 @@ def test_each_video_of_a_source_is_turned_as_it_says(tmp_path):
     for _ in range(2):  # also with kept tables
         source, scaled = dataload.open(tmp_path), dataload.open(tmp_path, size=(24, 20))
         assert source[2]["frame"].shape == (32, 48, 3)
-        with pytest.raises(ConfigError, match=r"b\.mp4: a frame of 48 x 32 is among ones of other sizes: pass size="):
+        with pytest.raises(
+            ConfigError, match=r"b\.mp4: a frame has 48 x 32 pixels, and others another size: pass size="
+        ):
             source[3]
-        with pytest.raises(UnsupportedFormatError, match=r"c\.mp4 is to be shown mirrored"):
+        with pytest.raises(UnsupportedFormatError, match=r"c\.mp4 has to be mirrored"):
             scaled[6]
         alone = dataload.open(tmp_path / "b.mp4")
         assert (alone[1]["frame"] == np.rot90(decoded(tmp_path / "b.mp4")[0][1])).all()

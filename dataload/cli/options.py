@@ -66,7 +66,7 @@ State: TypeAlias = Annotated[
 ]
 Changes: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Log of changes of weights (loader.changes), which tells the steps before the last change."),
+    typer.Option(help="Log of changes of weights (loader.changes), for the steps before them."),
 ]
 
 EngineName: TypeAlias = Annotated[

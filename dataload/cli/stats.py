@@ -157,9 +157,7 @@ def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: boo
     print_table(columns, rows)
     if found.bad:
         print_line(f"{count_of(found.bad, 'bad record')}, of length 0")
-    reason = (
-        "what the transform uses cannot be identified, the data have just been written, or no directory is writable"
-    )
+    reason = "the transform cannot be identified, the data have just been written, or no directory is writable"
     kept = "kept" if found.kept else f"not kept: {reason}"
     print_line(f"{kept}, as found in an earlier run" if found.known else kept)
 

@@ -351,9 +351,7 @@ def _comparable(values: list[Any], name: str, policy: Policy) -> list[Array]:
     try:
         arrays = [np.asarray(value) for value in values]
     except ValueError as error:  # numpy's, for lists of lists of unequal lengths
-        message = (
-            f"{what}: it has lists of lists, whose lengths differ; set its policy to {{'ragged': 2}}, or to 'list'"
-        )
+        message = f"{what}: it has lists of lists, whose lengths differ; set its policy to {{'ragged': 2}} or 'list'"
         raise ConfigError(message, key=name or None) from error
     # An empty Python list became float64, which says nothing about the dtype.
     first = next((array for array in arrays if array.size), arrays[0])

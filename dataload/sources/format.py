@@ -33,9 +33,7 @@ ADVICE: Mapping[str, str] = {
     **dict.fromkeys((".pickle", ".pkl"), f"load it with pickle: {_ARRAYS}, and so is a list of records"),
     **dict.fromkeys((".pt", ".pth"), f"load it with torch.load: {_ARRAYS}"),
     ".tsv": "pass format='csv', delimiter='\\t'",
-    **dict.fromkeys(
-        (".jpg", ".jpeg", ".png", ".wav"), "open its folder, with pattern='{key}.*' if that has no classes"
-    ),
+    **dict.fromkeys((".jpg", ".png", ".wav"), "open its folder, with pattern='{key}.*' if it has no classes"),
     **dict.fromkeys((".md", ".txt"), "pass format='text': a record is then the file, a line or a paragraph (records=)"),
 }
 """Advice on files that no format reads, by suffix."""

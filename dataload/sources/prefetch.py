@@ -24,7 +24,7 @@ _MOST_UNUSED = 32  # blocks of steps, after which a source that none of them rea
 
 
 class StepsByComponent:
-    """Steps over several sources, split by source for `components`; `ends`, (sources,) int64, are cumulative records."""
+    """Steps over several sources, split by source; `ends`, (sources,) int64, are cumulative records."""
 
     def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array, components: Iterable[int]) -> None:
         self._steps = steps

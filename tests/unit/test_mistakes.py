@@ -97,7 +97,7 @@ dataload.open("a.json")
 dataload.open("a.tsv")
     UnsupportedFormatError: pass format='csv', delimiter='\t'
 dataload.open("a.png")
-    UnsupportedFormatError: open its folder, with pattern='{key}.*' if that has no classes
+    UnsupportedFormatError: open its folder, with pattern='{key}.*' if it has no classes
 dataload.open("a.txt")
     UnsupportedFormatError: byte 0 has b'a line\n'; pass format='text': a record is then the file, a line or
 dataload.open("a.txt.gz")

@@ -192,9 +192,7 @@ class _ArrowFile(TableReader):
     def _check_replaced(self, layout: Layout) -> None:
         whole = Counter(found.dictionary for found in layout.dictionaries if not found.is_delta)
         if max(whole.values(), default=1) > 1:
-            message = (
-                f"{self._path} replaces its dictionaries between batches: write it as an Arrow file, or as Parquet"
-            )
+            message = f"{self._path} replaces its dictionaries between batches: write it as an Arrow or Parquet file"
             raise UnsupportedFormatError(message, path=self._path)
 
     @contextmanager
@@ -361,9 +359,7 @@ class _CsvFile(TableReader):
         names = [str(number) for number in range(len(others) + 1)]
         if all(map(_NUMBER.fullmatch, table.column_names)) and table.column_names != names:
             line = self._options.delimiter.join(table.column_names)
-            message = (
-                f"{self._path} has numbers as names of columns: write names above {line!r:.80} if this is a record"
-            )
+            message = f"{self._path} has numbers as column names: write names above {line!r:.80} if this is a record"
             warnings.warn(message, stacklevel=2)
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):

@@ -261,9 +261,7 @@ class _Scanner:
                 following = self._window.bytes(start + BLOCK, BLOCK)
                 if following == _ZEROS[: len(following)]:
                     if start == 0 and self._size > _RECORD:
-                        raise self._damage(
-                            f"the archive begins with zeros, which mark its end, but has {self._size} bytes", 0
-                        )
+                        raise self._damage(f"the archive begins with zeros, its end, but has {self._size} bytes", 0)
                     self.ended = True
                     break
                 self._position += BLOCK  # a single block of zeros does not end an archive

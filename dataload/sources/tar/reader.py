@@ -141,9 +141,7 @@ class WidsSource(TarSource):
         expected, index = self._listed[path]
         if self.options.missing != "skip" and self.options.on_damage == "error" and len(reader) != expected:
             reader.close()
-            message = (
-                f"the archive has {len(reader)} samples, and {expected} in {index}: it was cut off, or is another one"
-            )
+            message = f"the archive has {len(reader)} samples, and {expected} in {index}: it was cut off or replaced"
             raise CorruptFileError(message, path=path)
         return reader
 

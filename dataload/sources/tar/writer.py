@@ -47,9 +47,7 @@ class TarWriter(Writer):
         record = require_fields(record, "tar")
         key = _check_key(self._make_key(len(self), record), self._indexed)
         if key == self._last_key:
-            message = (
-                f"record {len(self)} has the same key as the one before, {decode_name(key)!r}: both are one sample"
-            )
+            message = f"record {len(self)} has the key of the one before, {decode_name(key)!r}: both are one sample"
             raise ConfigError(message, key=KEY)
         files = _encode(record, key, self._indexed)
         if not files:

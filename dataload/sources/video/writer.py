@@ -68,9 +68,7 @@ class VideoWriter(Writer):
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shown = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
             found = "missing" if own.frame not in values else f"of {shown}"
-            message = (
-                f"a video is written from images, (height, width, 3) uint8, and the field {own.frame!r} is {found}"
-            )
+            message = f"a video takes images, (height, width, 3) uint8, and the field {own.frame!r} is {found}"
             raise ConfigError(f"{message}: name the field with the option frame=", key="frame", value=own.frame)
         stored = {own.frame, own.time, own.video, KEY}
         if not self._is_file and str(values.get(KEY, "")).count("/") > 1:
@@ -84,9 +82,7 @@ class VideoWriter(Writer):
         if (time := values.get(self._options.time)) is None:
             return None
         if not 0 <= float(time) < 1e9:  # also of NaN
-            raise ConfigError(
-                f"the time of record {len(self)} is {time} s: it must be at least 0", key=self._options.time
-            )
+            raise ConfigError(f"the time of record {len(self)} is {time} s, not 0 or later", key=self._options.time)
         return round(float(time) * _TICKS)
 
     def _name(self, values: Mapping[str, Any]) -> str:

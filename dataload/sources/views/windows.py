@@ -102,9 +102,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         spans = tuple(name for name in parent.fields or () if parent._lasting(name, 1) is not None)
         for name in spans:
             if fps is None or name in offsets:
-                message = (
-                    f"{name!r} is taken by the time that a window lasts: pass seconds= and fps=, and no offsets for it"
-                )
+                message = f"{name!r} has the time span of a window: pass seconds= and fps=, and no offsets for it"
                 raise ConfigError(message, key="fps" if fps is None else f"offsets.{name}")
         self._groups = _group(parent, length, offsets, spans, (length or 1) / (fps or 1))
         lengths = _check_lengths(sequence_lengths, len(parent))

@@ -101,9 +101,7 @@ def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> 
             status = os.stat(path)
             here = status.st_dev, status.st_ino
             if here in above:
-                message = (
-                    f"{path} is a link to a folder above it, which makes the list of files endless: remove the link"
-                )
+                message = f"{path} is a link to a folder above it, so the list of files has no end: remove the link"
                 raise SourceError(message, path=path)
             with os.scandir(path) as entries:
                 found[folder], folders, last = _list_entries(entries, f"{folder}/" if folder else "", wanted)

@@ -41,7 +41,7 @@ def test_a_table_whose_delimiter_was_not_given_warns(tmp_path):
 @pytest.mark.parametrize("names", ["1,2.5", "5.1,3.5,-1.4e-3", "2,3,4"])
 def test_a_table_without_names_warns(tmp_path, names):
     path = write(tmp_path / "a.csv", f"{names}\n{names}\n")
-    with pytest.warns(UserWarning, match=rf"a\.csv has numbers as names of columns: write names above '{names}'"):
+    with pytest.warns(UserWarning, match=rf"a\.csv has numbers as column names: write names above '{names}'"):
         assert len(dataload.open(path)) == 1
 
 

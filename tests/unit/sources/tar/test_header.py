@@ -131,7 +131,7 @@ NOT_SIZES = b"\xff" * 12, b"00000000009\0", b"-0000000005\0", b"0x5\0".ljust(12,
 MAGIC = {"gzip": b"\x1f\x8b\x08", "bzip2": b"BZh9", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 DAMAGE = [
     (b"", "byte 0: the file is empty"),
-    (bytes(10_752), "byte 0: the archive begins with zeros, which mark its end, but has 10752 bytes"),
+    (bytes(10_752), "byte 0: the archive begins with zeros, its end, but has 10752 bytes"),
     (b"junk", "byte 0: the archive is cut off in a header: only 4 bytes of it are left"),
     (header() + b"junk", "byte 512: the archive is cut off in a header"),
     (header(size=700) + bytes(600), "byte 0: 'a.txt' has 700 bytes in whole blocks of 512, .* is cut off after 600"),

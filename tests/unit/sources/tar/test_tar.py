@@ -287,7 +287,7 @@ LAST_PART = "cannot be the key of a sample: its last part"
         ({"__key__": 7, "x": b""}, r"the key of a sample must be text, got 7 \(int\)"),
         ({"__key__": "a b", "x": b""}, "the key 'a b' contains white space, which DALI's index .*index=False"),
         ({"__key__": "\ud800", "x": b""}, r"the key '.*' is not valid text: surrogates not allowed"),
-        ({"__key__": "0", "x": b""}, "record 1 has the same key as the one before, '0': both are one sample"),
+        ({"__key__": "0", "x": b""}, "record 1 has the key of the one before, '0': both are one sample"),
         ({}, "record 1 has no fields: a sample without files cannot be stored"),
         ({"__key__": "a"}, "record 1 has no fields"),
         (b"abc", "format 'tar' stores fields, got a record of type bytes"),
@@ -295,7 +295,7 @@ LAST_PART = "cannot be the key of a sample: its last part"
         ({"": b""}, "field '' cannot be part of a file name"),
         ({"a/b": b""}, "field 'a/b' cannot be part of a file name"),
         ({"a b": 1}, "the name of field 'a b' contains white space"),
-        ({"x": None}, "field 'x': a NoneType cannot be stored"),
+        ({"x": None}, "field 'x' is of type NoneType, which tar"),
         ({"x": np.arange(2), "x.npy": b""}, r"field 'x.npy' and another one would both be stored as 'x.npy'"),
     ],
 )

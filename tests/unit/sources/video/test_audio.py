@@ -149,7 +149,7 @@ def test_sound_needs_windows_by_time(tmp_path):
     for read in (lambda: source[0], lambda: source.read_batch([1], ["audio"])):
         with pytest.raises(ConfigError, match=r"audio is read by windows: dataload\.windows\(source, lengths, seconds"):
             read()
-    with pytest.raises(ConfigError, match=r"'audio' is taken by the time that a window lasts: pass seconds= and fps="):
+    with pytest.raises(ConfigError, match=r"'audio' has the time span of a window: pass seconds= and fps="):
         dataload.windows(source, lengths, 3)
     with pytest.raises(ConfigError, match="and no offsets for it"):
         dataload.windows(source, lengths, offsets={"audio": [0, 1]}, fps=10)

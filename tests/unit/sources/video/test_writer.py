@@ -109,7 +109,7 @@ BEHIND = "record 1: a frame must be later than the frame before it.*write to a d
         ("a.mp4", [{"frame": FRAME, "label": 1}], "not the fields 'label'"),
         ("a.mp4", [{"frame": FRAME, "time": 1.0}, {"frame": FRAME, "time": 1.0}], BEHIND),
         ("a.mp4", [{"frame": FRAME, "time": 1.0}, {"frame": FRAME}], "no time, and the first of its video .* a time"),
-        ("a.mp4", [{"frame": FRAME, "time": float("nan")}], "the time of record 0 is nan s: it must be at least 0"),
+        ("a.mp4", [{"frame": FRAME, "time": float("nan")}], "the time of record 0 is nan s, not 0 or later"),
         ("a.mp4", [{"frame": FRAME}, {"frame": FRAME[:16]}], r"record 1 is \(16, 48, 3\).* video \(32, 48, 3\)"),
         ("a.mp4", [], "a video needs at least one frame"),
         ("a.webm", [], "H.264 is not written to files '.webm': choose one of .mp4"),

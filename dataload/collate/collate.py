@@ -287,7 +287,7 @@ def _columns(samples: list[Any], name: str) -> dict[str, list[Any]]:
             differing = sorted(map(str, sample.keys() ^ first.keys()))
             raise ConfigError(
                 f"samples in rows 0 and {row} have different fields ({', '.join(differing)} only in one): "
-                "choose common ones with fields=[...]",
+                "choose common ones with fields=[...], or add the missing ones in a transform",
                 key=name or None,
             )
     return {key: [sample[key] for sample in samples] for key in first}

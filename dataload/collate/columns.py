@@ -46,7 +46,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
             differing = ", ".join(sorted(name or "values without a name" for name in batch.keys() ^ out.keys()))
             raise ConfigError(
                 f"rows {first_row} and {int(where[0])} have different fields ({differing} only in one): "
-                "choose common ones with fields=[...]"
+                "choose common ones with fields=[...], or add the missing ones in a transform"
             )
         for name, column in batch.items():
             target = out[name]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.failures import mark_users
-from dataload._util.settings import check_call
+from dataload._util.settings import check_call, setting_error
 from dataload.catalog.facts import require_known, select_fields
 from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
 from dataload.collate.collate import check_pad_value
@@ -175,6 +175,8 @@ def choose_collate(
         return default_collate
     if isinstance(collate, Mapping):
         return Collate(collate, pad_value) if collate or pad_value is not None else default_collate
+    if not callable(collate):
+        raise setting_error("collate", collate, "must be a function or policies by field such as {'tokens': 'pad'}")
     check_call("collate", collate, "a list of samples")
     return collate
 

@@ -166,6 +166,8 @@ build(batch_transform=waits)
     ConfigError: batch_transform must return its result: define it without yield and async
 convert(SOURCE, "out.syr", map=yields)
     ConfigError: map must return its result: define it without yield and async
+build(collate="pad")
+    ConfigError: collate must be a function or policies by field such as {'tokens': 'pad'}, got 'pad'
 build(collate=two)
     ConfigError: collate is called with a list of samples, and two(a, b, token) does not fit: missing .* argument: 'b'
 build(batch_transform="x")

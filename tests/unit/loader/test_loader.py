@@ -145,7 +145,7 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"shuffle": True, "sampler": Sequential(3)}, "shuffle and sampler both choose the order"),
         ({"sampler": [1, 2]}, r"a sampler needs __len__ and indices\(positions, epoch=\); list does not"),
         ({"fields": "x"}, "fields must be a list of names, got the text 'x'"),
-        ({"collate": 3}, "collate must be a function of a list of samples, got 3"),
+        ({"collate": 3}, "collate must be a function or policies by field .*, got 3"),
         ({"collate": {"x": "padd"}}, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
         ({"seed": 0.5}, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, "tail is 'x'"),

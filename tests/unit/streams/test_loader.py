@@ -704,7 +704,7 @@ COPIED = {"executor": "processes"}
         ({"num_workers": -1}, "num_workers", "num_workers must be an integer >= 0"),
         ({"prefetch": 0}, "prefetch", "prefetch must be an integer >= 1"),
         ({"timeout": 0}, "timeout", "timeout must be a number of seconds above 0"),
-        ({"collate": 3}, "collate", "collate must be a function of a list of samples"),
+        ({"collate": 3}, "collate", "collate must be a function or policies by field"),
         ({"seed": 0.5}, "seed", "seed must be an integer"),
         ({"rank": 2, "world_size": 2}, "rank", r"rank must be an integer in \[0, 2\)"),
         ({"make_stream": functools.partial(print, threading.Lock()), **COPIED}, "make_stream", "cannot be pickled"),

@@ -105,13 +105,15 @@ def test_shards_that_differ(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.* several files for the field 'jpg'")
-def test_case(path):
+def test_case(path, tmp_path):
     pack(path, {"a.JPG": b"1", "a.jpg": b"2", "b.Jpg": b"3", "b.CLS": b"4"})
     folded = TarSource(path, case_sensitive=False)
     assert list(folded) == [{"__key__": "a", "jpg": b"1"}, {"__key__": "b", "jpg": b"3", "cls": b"4"}]
     assert TarSource(path, case_sensitive=False, fields=["JPG"]).read_batch([1, 0]) == {"jpg": [b"3", b"1"]}
     assert TarSource(path)[0] == {"__key__": "a", "JPG": b"1", "jpg": b"2"}
     assert TarSource(path, case_sensitive=False, decode={"CLS": "cls"})[1]["cls"] == 4
+    long = pack(tmp_path / "long.tar", {"a.cls": b"1", "b.cls": b"2", "c.cls": b"1" + b"0" * 18})
+    assert TarSource(long, decode="auto").read_batch(range(3))["cls"].tolist() == [1, 2, 10**18]
 
 
 class TestIndex:

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from command_line import ok
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import dataload
 from dataload.convert import convert
@@ -21,6 +21,7 @@ def file(tmp_path):
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<end>"])
+    tokenizer.post_processor = processors.TemplateProcessing("<end> $A", special_tokens=[("<end>", len(words))])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return str(tmp_path / "tokenizer.json")
 
@@ -40,10 +41,10 @@ def test_texts_become_documents_in_shards(tmp_path, file):
     for part in ("1/2", "2/2"):
         ok(*arguments, "--end-token", "<end>", "--part", part)
     ok(*arguments, "--end-token", "<end>", "--merge")
-    expected = [[*tokenizer.encode(text).ids, end] for text in TEXTS]
+    expected = [[*tokenizer.encode(text, add_special_tokens=False).ids, end] for text in TEXTS]
     assert documents(f"{tmp_path}/t-{{00..02}}.npy") == expected
     report = convert(dataload.MemorySource(TEXTS), tmp_path / "u.bin", format="tokens", map=Tokenize.of(file), shards=2)
-    assert documents(report.pattern) == [tokenizer.encode(text).ids for text in TEXTS]
+    assert documents(report.pattern) == [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
 
 
 def test_a_changed_tokenizer_is_another_conversion(tmp_path, file):

@@ -117,5 +117,11 @@ def test_a_single_process_gets_its_own():
         next(batches)
         assert statistics(loader).ranks[0].steps == 2
         assert statistics(loader, since=before).ranks[0].steps == 1
+        distributed = torch.distributed
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            assert statistics(loader).ranks[0].steps == 2
+        finally:
+            distributed.destroy_process_group()
     with pytest.raises(TypeError, match=r"^statistics takes a Loader, .*; found list$"):
         statistics([])

@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Ragged
+from dataload.errors import DataloadError
 from dataload.samplers import GlobalShuffle
 from dataload.streams import MultiStreamLoader
 
@@ -205,7 +207,7 @@ def compared(monkeypatch):
     return pretend
 
 
-def test_loaders_of_several_processes_are_compared_before_the_first_batch(compared):
+def test_loaders_of_several_processes_are_compared_before_the_first_batch(compared, monkeypatch):
     def loader(world_size):
         return Loader(range(8), batch_size=2, shuffle=True, seed=1, rank=0, world_size=world_size)
 
@@ -221,6 +223,9 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
     compared(3)
     with pytest.raises(ConfigError, match="the loaders of 3 processes do not match"):
         check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))
+    monkeypatch.setattr(torch.distributed, "all_gather_object", Mock(side_effect=RuntimeError("closed")))
+    with pytest.raises(DataloadError, match=r"could not be compared: a process has ended .*\(closed\)"):
+        check_ranks(loader(3))
 
 
 def test_changes_of_weights_are_compared(compared):

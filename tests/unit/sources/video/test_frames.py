@@ -146,6 +146,20 @@ def test_frames_are_decoded_before_they_are_read():
             os.sched_yield()
 
 
+def test_few_steps_are_planned_beyond_those_that_wait():
+    made, steps, taken = Made([1] * 60), [[index] for index in range(60)], []
+    frames = frames_of(made, 1)
+    with closing(frames.follow((taken.append(step) or step for step in planned(steps, 60)), 1)) as reader:
+        for index in range(20):
+            until = time.monotonic() + 15
+            while not reader.held:
+                assert time.monotonic() < until
+                os.sched_yield()
+            frames.read(np.array([index]), np.empty((1, 2), np.uint8))
+            reader.received()
+            assert len(taken) <= index + 17, "16 frames ahead of those that are read"
+
+
 def test_two_loaders_share_the_memory():
     made = Made([4, 4])
     frames = frames_of(made, 8)

@@ -555,3 +555,13 @@ def test_many_numbers_of_few_kinds_are_pyarrows(tmp_path, rows, files, mapped):
     assert [*batch] == ["f3", "f1"]
     batch["f1"][:] = 0
     assert batch["f3"].tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("value", [["b" * 5000], [[1] * 1000]])
+def test_what_lists_hold_counts_for_their_record(tmp_path, value):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": [value[:0], value, value[:0]]}))
+    with ArrowSource(path, max_record_bytes=4000) as source:
+        assert source.read_batch([0, 2])["x"] is not None
+        with pytest.raises(CorruptFileError, match="max_record_bytes") as caught:
+            source.read_batch([2, 1])
+    assert caught.value.index == 1

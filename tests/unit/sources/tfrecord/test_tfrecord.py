@@ -94,3 +94,25 @@ def test_sequence_examples_that_are_refused():
         sequence_example.decode(steps, 100_000)
     with pytest.raises(ConfigError, match="codec 'sequence_example' only reads: write records with example"):
         sequence_example.encode({})
+
+
+class Bytes:
+    """A codec of the first byte, which counts the records that it decodes one by one."""
+
+    alone = 0
+
+    def decode(self, data):
+        self.alone += 1
+        return {"x": data[0]}
+
+    def decode_batch(self, buffers, fields):
+        return {"x": np.array([buffer[0] for buffer in buffers])}
+
+
+def test_a_codec_decodes_the_records_of_a_batch_together(tmp_path):
+    codec = Bytes()
+    source = dataload.open(build(tmp_path / "x.tfrecord", [4, 4, 4]), codec=codec)
+    assert list(source.fields) == ["x"]
+    before = codec.alone
+    assert source.read_batch([2, 0])["x"].tolist() == [2, 0]
+    assert codec.alone == before

@@ -105,6 +105,9 @@ class Bytes:
         self.alone += 1
         return {"x": data[0]}
 
+    def encode(self, record):
+        return bytes([record["x"]])
+
     def decode_batch(self, buffers, fields):
         return {"x": np.array([buffer[0] for buffer in buffers])}
 

@@ -220,7 +220,7 @@ BUCKETS = planners(
     [
         ({"max_tokens": 9, "batch_size": 2}, "give either max_tokens or batch_size, got 9 and 2"),
         ({}, "give either max_tokens or batch_size, got None and None"),
-        ({"max_tokens": 2, "boundaries": (1, 3, 5)}, "max_tokens must be at least 5, the boundary of the longest bucket that has"),
+        ({"max_tokens": 2, "boundaries": (1, 3, 5)}, "max_tokens must be at least 5, the boundary of the longest"),
         ({"max_tokens": 0}, "max_tokens must be an integer >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"batch_size": 1, "group": 0}, "group must be an integer >= 1, got 0"),

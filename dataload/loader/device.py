@@ -15,6 +15,8 @@ class DevicePrefetcher(ABC, Generic[SentT]):
     """Base of the device loaders: sends batches ahead, and counts in its state those that the consumer received."""
 
     def __init__(self, loader: Any, depth: int) -> None:
+        if not hasattr(loader, "state_dict"):
+            raise TypeError(f"a {type(self).__name__} takes a Loader, found {type(loader).__name__}")
         self.loader = loader
         self._depth = depth  # batches sent ahead of the one that the consumer has
         self._ahead: deque[tuple[SentT, dict[str, Any]]] | None = None  # of the current iteration, with states after it

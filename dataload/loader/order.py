@@ -234,7 +234,8 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
     refuse_torch_sampler(sampler)  # first, because one of them has an attribute `indices`
     if not isinstance(sampler, Sampler):
         raise TypeError(
-            f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both"
+            f"a sampler needs __len__ and indices(positions, epoch=); {type(sampler).__name__} does not have both: for "
+            "chosen records, pass source[indices]"
         )
     return sampler
 

@@ -180,7 +180,7 @@ def _find_device(device: str | int | torch.device) -> tuple[torch.device, Any]:
     """Return the device with its index, and the torch module of its streams (None without streams)."""
     try:
         found = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"torch does not know device {device!r}: {error}", key="device", value=device) from error
     module: Any = getattr(torch, found.type, None)
     if not getattr(module, "is_available", lambda: True)():

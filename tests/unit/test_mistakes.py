@@ -166,6 +166,8 @@ build(batch_transform=waits)
     ConfigError: batch_transform must return its result: define it without yield and async
 convert(SOURCE, "out.syr", map=yields)
     ConfigError: map must return its result: define it without yield and async
+build(sampler=[0, 1])
+    TypeError: indices(positions, epoch=); list does not have both: for chosen records, pass source[indices]
 build(collate="pad")
     ConfigError: collate must be a function or policies by field such as {'tokens': 'pad'}, got 'pad'
 build(collate=two)

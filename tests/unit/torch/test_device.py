@@ -370,6 +370,7 @@ def test_on_the_cpu_batches_pass_through():
     ("device", "depth", "message"),
     [
         ("gpu", 2, r"torch does not know device 'gpu': Expected one of cpu, cuda"),
+        (None, 2, r"torch does not know device None: "),
         ("cpu", 0, r"depth must be .*1.*, got 0"),
         ("cuda:1", 2, r"device is 'cuda:1', but torch finds none on this machine \(torch\.cuda\.is_avail"),
     ],
@@ -378,6 +379,8 @@ def test_devices_that_are_not_there(monkeypatch, device, depth, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=message):
         DeviceLoader(Loader(RangeSource(5), batch_size=2), device, depth=depth)
+    with pytest.raises(TypeError, match="a DeviceLoader takes a Loader, found RangeSource"):
+        DeviceLoader(RangeSource(5), "cpu")
 
 
 def test_pinning_without_a_device_only_makes_tensors(monkeypatch):

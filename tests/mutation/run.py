@@ -97,7 +97,8 @@ def main() -> int:
     given = parser.parse_args()
     among = given.tests or (None if covering().exists() else TESTS)
 
-    files = [path for room in given.rooms for path in sorted(ROOT.glob(f"dataload/{room}/**/*.py"))]
+    patterns = [f"dataload/{room}{end}" for room in given.rooms for end in ("/**/*.py", ".py")]
+    files = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     changed = None if given.sample else changed_lines(given.base)
     found = [mutant for path in files for mutant in mutants_of(path, changed)]
     drawn = draw(found, given.sample or 150, random.Random(given.seed))

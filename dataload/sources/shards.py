@@ -237,10 +237,9 @@ class OpenShards(Generic[T_co]):
     """The shards of a data set as opened by one process; `ends`, (shards,) int64, is the cumulative number of records.
 
     `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open,
-    which `recent` lists, the most recently used last, if there are more shards. `source` is weak, because it refers
-    to this; `open` returns its reader of a shard. `remote` is None unless shards are read at the same time, because
-    each read is a request. `directory` is None if shards are not mapped. `alike` is a reader whose method `like`
-    returns those not in `readers`, if it is known.
+    which `recent` lists, the most recently used last, if there are more. `source` is weak, because it refers to this;
+    `open` returns its reader of a shard. `remote` is None unless shards are read at once, because each read is a
+    request. `directory` is None if shards are not mapped. The method `like` of `alike` returns those not in `readers`.
     """
 
     ends: Int64Array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -31,28 +31,32 @@ class ContentMark(NamedTuple):
 
 
 class PackedMarks(Sequence[ContentMark]):
-    """The marks of many shards, in a fifth of the memory of a tuple; their texts are ASCII."""
+    """The marks of many shards, in a fifth of the memory of a tuple: sizes, and columns of ASCII of one length."""
 
-    def __init__(self, sizes: Sequence[int], texts: Sequence[Sequence[str]]) -> None:
+    def __init__(self, sizes: Sequence[int], texts: Sequence[Array]) -> None:
         self._sizes = np.array(sizes, np.int64)
-        self._texts: list[Array] = [np.array(column, np.bytes_) for column in texts]
+        self._texts = texts
 
     @classmethod
-    def of(cls, marks: Sequence[ContentMark | None]) -> Sequence[ContentMark | None]:
-        """Return marks packed, or as they are if they differ in kind or much in length."""
-        if None in marks or not marks:
-            return marks
-        sizes, ends, inner = zip(*(mark for mark in marks if mark is not None), strict=True)
-        kinds, columns = {*map(type, inner)}, [ends, inner]
-        if kinds == {type(None)}:
-            columns.pop()
-        elif kinds != {str}:
-            return marks
-        for column in columns:
-            text = "".join(column)
-            if not text.isascii() or "\0" in text or len(max(column, key=len)) * len(column) > 2 * len(text):
-                return marks
-        return cls(sizes, columns)
+    def of(cls, marks: Sequence[Any]) -> Self | None:
+        """Return the marks of a manifest; None if one is not valid, or they differ in kind or length."""
+        if {*map(type, marks)} != {list} or {*map(len, marks)} != {3}:
+            return None
+        sizes, ends, inner = zip(*marks, strict=True)
+        kinds, texts = {*map(type, inner)}, list[Array]()
+        if {*map(type, sizes)} != {int} or {*map(type, ends)} != {str} or kinds not in ({str}, {type(None)}):
+            return None
+        if min(sizes) < 0 or max(sizes) > LARGEST:
+            return None
+        for column in (ends, inner) if kinds == {str} else (ends,):
+            text, lengths = "".join(column), {*map(len, column)}
+            if len(lengths) > 1 or not 0 < max(lengths) <= LONGEST_TEXT or not text.isascii() or "\0" in text:
+                return None
+            texts.append(np.frombuffer(text.encode(), f"S{lengths.pop()}"))
+        return cls(sizes, texts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*cast("Sequence[Any]", other)]
 
     def __getitem__(self, shard: Any) -> Any:
         texts = [bytes(column[shard]).decode() for column in self._texts]

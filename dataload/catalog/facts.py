@@ -183,7 +183,7 @@ class DataSetFacts:
     bytes: tuple[int, ...]
     etags: tuple[str | None, ...]
     sha256: tuple[str | None, ...]
-    contents: tuple[ContentMark | None, ...] = ()
+    contents: Sequence[ContentMark | None] = ()
     fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     made_by: MapEntry | None = None

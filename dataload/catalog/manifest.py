@@ -44,6 +44,7 @@ from typing import Any, Self
 import numpy as np
 
 from dataload.catalog.checks import (
+    PackedMarks,
     as_column,
     as_content,
     as_field,
@@ -150,7 +151,7 @@ def _to_json(facts: DataSetFacts) -> dict[str, Any]:
             "bytes": facts.bytes,
             "etag": facts.etags if any(facts.etags) else None,
             "sha256": facts.sha256 if any(facts.sha256) else None,
-            **({"identity": facts.contents} if facts.contents else {}),
+            **({"identity": [*facts.contents]} if facts.contents else {}),
         },
         **({} if facts.made_by is None else {"map": facts.made_by._asdict()}),
         **({} if facts.statistics is None else {"statistics": facts.statistics}),
@@ -176,7 +177,7 @@ def _parse(value: Any) -> DataSetFacts:
         bytes=as_column(columns["bytes"], "shards.bytes"),
         etags=etags,
         sha256=hashes,
-        contents=tuple(mark if mark is None else as_content(mark) for mark in marks),
+        contents=PackedMarks.of(marks) or tuple(mark if mark is None else as_content(mark) for mark in marks),
         fields={name: as_field(spec, name) for name, spec in as_object(table["fields"], "fields").items()},
         options=as_object(table["options"], "options"),
         made_by=as_map(table.get("map")),

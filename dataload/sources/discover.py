@@ -5,13 +5,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 
 from dataload._util.indexing import expand_braces, missing_parts
-from dataload.catalog.checks import PackedMarks
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, renewal, run_of_append
@@ -89,12 +89,12 @@ class DataSetFiles:
         if len(names) != len(self.files):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
-        marks = tuple(mark for entry in self.listed for mark in entry.contents or (None,) * len(entry.names))
-        packed = PackedMarks.of(marks) if any(marks) else None
+        several = [entry.contents or (None,) * len(entry.names) for entry in self.listed]
+        marks = several[0] if len(several) == 1 else [*chain(*several)]
         several = [entry.versions for entry in self.listed if entry.versions is not None]
         versions = np.concatenate(several) if len(several) == len(self.listed) else None
         known = next((entry.fields for entry in self.listed if entry.fields), {})
-        return ListedShards(lengths, known, listed=True, contents=packed, versions=versions)
+        return ListedShards(lengths, known, listed=True, contents=marks if any(marks) else None, versions=versions)
 
     def open(self, selected: Sequence[str] | None, options: Mapping[str, Any], *, check: bool = False) -> Source[Any]:
         """Open the data set and its files, so that errors come before reads; to `check`, whatever a manifest says."""

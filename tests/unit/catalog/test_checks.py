@@ -55,23 +55,27 @@ def test_names_of_shards(names, text):
         checks.check_names(names)
 
 
-@pytest.mark.parametrize("inner", [None, "", "ab", "b" * 9, "é", "a\0", ["a"], ("a", "b")])
-@pytest.mark.parametrize("other", [checks.ContentMark(LARGE, "cd", "ef"), checks.ContentMark(0, "", None), None])
+@pytest.mark.parametrize("inner", [None, "", "ab", "b" * 9, "é", "a\0", ["a"], "x" * (LONG + 1), 1])
+@pytest.mark.parametrize(
+    "other", [[LARGE, "cd", "ef"], [0, "", None], [-1, "ab", None], [1, "ab"], [LARGE + 1, "cd", "ef"], None]
+)
 def test_packed_marks_are_the_marks(inner, other):
-    marks = (checks.ContentMark(7, "ab", inner), other, checks.ContentMark(0, "x" * 5, inner))
-    for several in (marks, marks[::2], marks[:1], ()):
+    marks = [[7, "ab", inner], other, [0, "xy", inner]]
+    for several in (marks, marks[::2], marks[:1], []):
         packed = checks.PackedMarks.of(several)
-        assert [repr(mark) for mark in packed] == [repr(mark) for mark in several]
-        assert len(packed) == len(several)
+        if packed is not None:
+            assert packed == [checks.as_content(mark) for mark in several]
+            assert packed != [*packed, None]
+            assert len(packed) == len(several)
 
 
 def test_packed_marks_take_little_memory():
-    marks = [checks.ContentMark(number, f"{number:016x}", f"{number:032x}") for number in range(1000)]
+    marks = [[number, f"{number:016x}", f"{number:032x}"] for number in range(1000)]
     tracemalloc.start()
     packed = checks.PackedMarks.of(marks)
     found = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert packed[999] == marks[999]
+    assert packed == [checks.as_content(mark) for mark in marks]
     assert found < 60 * len(marks)
 
 

@@ -160,16 +160,14 @@ class FileSource(Source[T_co]):
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open, directory = most_open_shards(), directory_of(len(self._paths))
-        far = self._remote if is_url(self._paths[0]) else None
-        source, open_known = ref(self), type(self)._open_known
+        far, opens = self._remote if is_url(self._paths[0]) else None, (ref(self), type(self)._open_known)
         if self._known is not None:
             if self._known.listed and self._versions is None:
                 self._versions = versions_of(self._versioned_files()) if (had := self._known.versions) is None else had
             ends, fields = np.cumsum(self._known.lengths, dtype=np.int64), self._known.fields
-            nothing: list[ShardReader[T_co] | None] = [None] * len(ends)
             if directory is not None and self._versions is not None and len(self._versions) == len(self._paths):
                 directory.known = KnownShards(self._paths, self._known.lengths, self._versions, self._known.contents)
-            opened = OpenShards(ends, fields, nothing, source, open_known, most_open, far, directory=directory)
+            opened = OpenShards(ends, fields, [None] * len(ends), *opens, most_open, far, directory=directory)
             return opened if far is not None or not self._known.listed else self._with_first(opened)
         files, inherited = self._versioned_files(), self._versions
         versions = versions_of(files) if inherited is None else inherited
@@ -185,7 +183,7 @@ class FileSource(Source[T_co]):
             directory.known = KnownShards(self._paths, lengths, versions, None)
         recent, own = OrderedDict.fromkeys(found), [found[n][0] if n in found else None for n in range(len(readers))]
         alike, ends = readers[0] if len(found) < len(readers) else None, np.array(lengths, np.int64).cumsum()
-        return OpenShards(ends, known, own, source, open_known, most_open, far, recent, directory, alike)
+        return OpenShards(ends, known, own, *opens, most_open, far, recent, directory, alike)
 
     def _with_first(self, opened: OpenShards[T_co]) -> OpenShards[T_co]:
         """Open the first shard with records, so that a wrong option or a missing package is an error at once."""

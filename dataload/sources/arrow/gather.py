@@ -185,8 +185,7 @@ class Gatherer:
                 data = self._file.gather((starts + rows * nbytes).ravel(), nbytes)
             else:
                 data = places.gather(self._file, batch, rows * nbytes, nbytes)
-            values = list[Any]()
-            values.extend(data.view(numbers.dtype).reshape(-1, len(rows), *numbers.shape))  # faster than `zip` does it
+            values = [*data.view(numbers.dtype).reshape(-1, len(rows), *numbers.shape)]  # faster than `zip` does it
             found.update(zip(several, values, strict=True))
         return found
 

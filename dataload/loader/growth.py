@@ -28,6 +28,7 @@ from dataload.sources.views.concat import ConcatSource
 from dataload.types import Int64Array, Sampler
 
 _MOST_DIFFERENCES = 5
+_ADD = "at the end, with weight 0 in the mix; call change_weights when the state is loaded"
 
 
 def marks_of(mixture: Mixture, source: ConcatSource) -> str:
@@ -67,8 +68,7 @@ def fitted(saved: LoaderState, names: Mapping[str, str], mixture: Mixture, sourc
         differences = {"only in the state": lost, "only here, with a weight": added}
         raise StateMismatchError(
             "the state is of other sources (those whose data or order changed are others): leave out only sources that "
-            "were retired by weight 0, at the end; add new ones at the end, with weight 0 in the mix, and call "
-            "change_weights when the state is loaded",
+            f"were retired by weight 0, at the end; add new ones {_ADD}",
             differences=[
                 f"{where}: {', '.join(which[:_MOST_DIFFERENCES])}" for where, which in differences.items() if which
             ],
@@ -195,7 +195,10 @@ class States:
         more = find_change(saved.shards, shard_marks(self._source)) if is_other and before is None else []
         if more and len(files_of(self._source)) > 1 and not _counts(saved.shards)[1]:
             more.append("shards of each source: too many numbers for the state, so only one source may have grown")
-        saved.check(here, hint=self.order.hint if saved.order != here.order else "", more=more)
+        hint = self.order.hint if saved.order != here.order else ""
+        if is_other and saved.settings.startswith("Mixture(") and self._mixture is not None:
+            hint += f". Add new sources {_ADD}"
+        saved.check(here, hint=hint, more=more)
         if before is None or (on_growth == "finish" and saved.position):
             return plans, cursor
         if on_growth == "finish":  # the epoch has not begun

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any, Self, cast
 
 from dataload._util.arrays import MAX_RECORD_BYTES
@@ -18,7 +18,7 @@ from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
 
-fields_of = functools.cache(fields)
+fields_of: Callable[[Any], tuple[Field[Any], ...]] = functools.cache(fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dataload.errors import ConfigError
 
 COUNT, BATCH = 50, 16
 READINGS = [
-    pytest.param(peer, form, id=f"{peer.name}-{form}")
+    pytest.param(peer, form, id=f"{peer.name}-{form}", marks=[pytest.mark.slow_suite] * (peer.name == "Grain"))
     for peer in PEERS.values()
     if find_spec(peer.imports[0].partition(".")[0]) and why_missing(peer) is None
     for form in peer.readings

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from dataload._util.settings import hints_of
 from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, named_under, resolve_reference
@@ -23,6 +23,26 @@ from dataload.types import Sampler
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
+Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
+Position: TypeAlias = Annotated[int, Field(strict=False, ge=0)]  # keys are text
+NamedWeights: TypeAlias = dict[str, Weight]
+Changes: TypeAlias = Annotated[dict[Position, Weights | NamedWeights], Field(min_length=1)]
+
+
+def _form(weights: Any) -> str:
+    """Return the way in which weights are given, so that only its errors are shown."""
+    values = cast("Mapping[Any, Any]", weights).values() if isinstance(weights, Mapping) else None
+    several = any(isinstance(each, (Mapping, list, tuple)) for each in values or ())
+    return "list" if values is None else "changes" if several else "by name"
+
+
+AnyWeights: TypeAlias = Annotated[
+    Annotated[Changes, Tag("changes")]
+    | Annotated[NamedWeights, Tag("by name")]
+    | Annotated[tuple[Weight | Changes | Weights | NamedWeights, ...], Field(strict=False, min_length=1), Tag("list")],
+    Discriminator(_form),
+]
 
 _FUNCTIONS = ("batch_transform", "codec", "collate", "decode", "make_stream", "transform")
 _MAY_BE_EMPTY = ("exclude", "shapes", "transform")

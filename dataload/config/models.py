@@ -58,7 +58,7 @@ class _SourceSection(Section):
     path: str | Texts = Field(
         description="A path, pattern, directory, 'format:path', or a list; relative to the config file."
     )
-    name: str | None = Field(
+    name: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="The name of the source in a mixture; give it to all sources, or to none."
     )
     format: str | None = Field(None, description="Name of the format. By default the path decides, then the content.")
@@ -199,14 +199,15 @@ class DataloadConfig(Section):
                     source = open_source(section.path, format=section.format, **options)
                 opened.enter_context(source)
                 parts.append(source if section.select is None else section.select.apply(source, f"{key}.select"))
-            source = parts[0]
-            if isinstance(self.source, tuple):
+            source, numbered = parts[0], getattr(self.sampler, "with_source", False)
+            if isinstance(self.source, tuple) or numbered:
                 opened.pop_all()  # it closes them
-                with named_under("sampler", ("with_source",)):
-                    joined = ConcatSource(parts, with_source=getattr(self.sampler, "with_source", False))
-                source = opened.enter_context(joined)
+                source = opened.enter_context(ConcatSource(parts, with_source=numbered))
             # Only the loader knows the number of ranks that lanes must suit.
-            with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
+            with (
+                named_under("sampler", ("lanes", "with_source")),
+                named_under("loader", type(self.loader).model_fields),
+            ):
                 loader = Loader(source, **self.loader_options(source))
             loader._owned.push(opened.pop_all())  # pyright: ignore[reportPrivateUsage] # only configs open for a loader
             loader._states.sampler_for = lambda earlier: self.loader_options(earlier).get("sampler")  # pyright: ignore[reportPrivateUsage]

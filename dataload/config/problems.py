@@ -161,6 +161,7 @@ _WORDS: dict[str, str] = {  # of pydantic's findings by their types, for which i
     "bool_type": "true or false",
     "string_type": "text",
     "string_pattern_mismatch": "{pattern}",
+    "string_too_short": "text that is not empty",
     "tuple_type": "a list",
     "too_short": "a list that is not empty",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a table"),

@@ -18,7 +18,7 @@ from pydantic import Field, create_model
 from dataload import samplers as orders
 from dataload._util.randomness import derive_word
 from dataload._util.settings import check_count
-from dataload.config.derive import NpyPath, Reference, Section, settings_of
+from dataload.config.derive import AnyWeights, NpyPath, Reference, Section, settings_of
 from dataload.config.problems import REFERENCE_PATTERN, named_as, named_under, read_array, resolve_reference
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
@@ -31,15 +31,6 @@ from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 from dataload.types import Sampler
 
 SectionT = TypeVar("SectionT", bound="SamplerSection")
-Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
-Position: TypeAlias = Annotated[int, Field(strict=False, ge=0)]  # keys are text
-NamedWeights: TypeAlias = dict[str, Weight]
-Row: TypeAlias = Weights | NamedWeights
-Changes: TypeAlias = Annotated[dict[Position, Row], Field(min_length=1)]
-AnyWeights: TypeAlias = (
-    Changes | NamedWeights | Annotated[tuple[Weight | Changes | Row, ...], Field(strict=False, min_length=1)]
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,8 @@ class ConcatSource(ViewSource[Any]):
         if self._ends is None:
             ends = np.cumsum([len(source) for source in self._parents], dtype=np.int64)
             common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._parents)), "sources")
+            if self._with_source and any(_SOURCE in source.fields for source in self._parents):
+                raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
             self._ends = ends
         return self._ends
 
@@ -174,8 +176,6 @@ class ConcatSource(ViewSource[Any]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of the first source, and ``source`` if it was asked for."""
         found = self._without_key(dict(self._parents[0].fields))
-        if self._with_source and _SOURCE in found:
-            raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
         return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found
 
     @property

@@ -210,6 +210,8 @@ def test_sources_of_a_mixture_have_names(tmp_path):
         one.change_weights({"web": 0, "books": 1})
         assert (next(batches)["source"] == 1).all()
         assert one.statistics().sources.keys() == {"web", "books"}
+    with loader(named[0], weights=[1]) as one:
+        assert next(iter(one))["source"].tolist() == [0] * 10
 
 
 # What is found wrong when the data are there. Each line is a table and the error that it leads to.

@@ -68,7 +68,7 @@ class MappedRecords:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Properties that files share which are read together."""
+        """Properties that files must share to be read together."""
         return self._chunks.compressed, self._chunks.firsts is not None
 
     def joined(self, directory: ShardDirectory) -> MappedRecords:

@@ -32,6 +32,7 @@ ADVICE: Mapping[str, str] = {
     ".npz": f"pass dict(numpy.load(path)): {_ARRAYS}",
     **dict.fromkeys((".pickle", ".pkl"), f"load it with pickle: {_ARRAYS}, and so is a list of records"),
     **dict.fromkeys((".pt", ".pth"), f"load it with torch.load: {_ARRAYS}"),
+    **dict.fromkeys((".toml", ".yaml", ".yml"), "if it is a config, dataload.from_config makes its loader"),
     ".tsv": "pass format='csv', delimiter='\\t'",
     **dict.fromkeys((".jpg", ".png", ".wav"), "open its folder, with pattern='{key}.*' if it has no classes"),
     **dict.fromkeys((".md", ".txt"), "pass format='text': a record is then the file, a line or a paragraph (records=)"),

@@ -94,6 +94,8 @@ dataload.open("a.npy")
     UnsupportedFormatError: but not a one-dimensional array of integers; pass numpy.load(path, mmap_mode='r') to
 dataload.open("a.json")
     UnsupportedFormatError: byte 0 has b'[{"x": 1'; if it has one object a line, pass format='jsonl'; else pass the list
+dataload.open("train.toml")
+    UnsupportedFormatError: byte 0 has b'[source]'; if it is a config, dataload.from_config makes its loader
 dataload.open("a.tsv")
     UnsupportedFormatError: pass format='csv', delimiter='\t'
 dataload.open("a.png")

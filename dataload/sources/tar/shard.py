@@ -147,7 +147,7 @@ class TarReader(ShardReader[Record]):
     def joined(self, directory: ShardDirectory) -> Self:
         joined, table = directory.copy_of(self), SharedSamples(directory, self._table)
         joined._table = cast("Any", table)
-        joined._planned, joined._has_large = {}, False
+        joined._has_large = False
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
@@ -187,7 +187,7 @@ class TarReader(ShardReader[Record]):
             decoders |= dict.fromkeys(self._rates.get(name, ()), DECODERS["sample_rate"])
             decoder = decoders[codes[0]] if codes else self._settings.decoder(name)
             others = {code: other for code, other in decoders.items() if other is not decoder}
-            if self._table.meet(codes):
+            if codes and self._table.meet(codes):
                 message = f"{self._file.path}: a sample has several files for the field {name!r}: the first one is read"
                 warnings.warn(message, stacklevel=2)
             field = Field(name, decoder, self._table.first(codes), others)

@@ -35,10 +35,6 @@ class SharedSamples:
         if table.keys is not None:
             self.keys.join(shard, table.keys, len(table))
 
-    def meet(self, codes: Sequence[int]) -> bool:  # noqa: ARG002 - the archives have been asked
-        """See `SampleTable.meet`."""
-        return False
-
     def components(self, first: int, samples: Int64Array) -> Int64Array:
         """See `SampleTable.components`."""
         if first < 0:

@@ -83,7 +83,7 @@ _RECORDS = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, M
 _OTHERS = (TOKENS, FOLDER, VIDEO, LEROBOT, TEXT, MEMORY, RANGE)
 _BUILT_IN = {entry.name: entry for entry in (*_RECORDS, *_TABLES, *_OTHERS)}
 
-_VARIED = {entry.variant_of for entry in _BUILT_IN.values()}  # formats whose suffix does not decide
+_VARIED = {entry.variant_of for entry in _BUILT_IN.values()}
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010
 
 
@@ -172,6 +172,11 @@ def family_of(entry: Format) -> str:
     return entry.variant_of or entry.name
 
 
+def _decides(entry: Format) -> bool:
+    """Return whether the suffix of a format decides, because no variant shares it."""
+    return entry.variant_of is None and entry.name not in _VARIED
+
+
 def format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
     """Return the format of a directory that is a single data set, or None."""
     return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
@@ -219,8 +224,8 @@ def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
     """
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
     by_name = by_suffixes(files, built_in_formats())
-    if len({*map(id, by_name)}) == 1 and (one := by_name[0]) and one.variant_of is None and one.name not in _VARIED:
-        return one
+    if len({*map(id, by_name)}) == 1 and by_name[0] is not None and _decides(by_name[0]):
+        return by_name[0]
     known = built_in_formats() if all(by_name) else all_formats()
     splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
     found: dict[str, Format] = {}
@@ -245,7 +250,7 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
         return selected
     path = path if selected is None else selected.file(path)
     by_name = by_suffix(path, known)
-    if by_name is not None and by_name.variant_of is None and by_name.name not in _VARIED:
+    if by_name is not None and _decides(by_name):
         return by_name
     storage = storage_of(path, remote)
     holder = format_of_directory(path, remote, all_formats()) if storage.is_directory(path) else None

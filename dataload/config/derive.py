@@ -37,10 +37,11 @@ def _form(weights: Any) -> str:
     return "list" if values is None else "changes" if several else "by name"
 
 
+_Listed: TypeAlias = Annotated[tuple[Weight | Changes | Weights | NamedWeights, ...], Field(strict=False, min_length=1)]
 AnyWeights: TypeAlias = Annotated[
     Annotated[Changes, Tag("changes")]
     | Annotated[NamedWeights, Tag("by name")]
-    | Annotated[tuple[Weight | Changes | Weights | NamedWeights, ...], Field(strict=False, min_length=1), Tag("list")],
+    | Annotated[Changes | _Listed, Tag("list")],
     Discriminator(_form),
 ]
 

@@ -149,7 +149,7 @@ def _unknown(keys: Keys, location: Keys, tables: Mapping[str, Collection[str]]) 
         found = next((key for key in elsewhere if key != dotted(keys)), None)
         if found is None:
             return f"there is no such key: {message}"
-        message = f"did you mean {found!r}? C{message.removeprefix('c')}"
+        message = f"did you mean {found!r}? {message[0].upper()}{message[1:]}"
     return f"there is no such key, {message}"
 
 

@@ -247,8 +247,9 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID",
 def rank_and_world_size(
     rank: int | None = None, world_size: int | None = None, plan: Any = None, *, rank_later: bool = False
 ) -> tuple[int, int]:
-    """Return rank and number of ranks: the arguments, else those of `plan`, else the launcher's, else 0 and 1.
+    """Return the rank and the number of ranks.
 
+    The first that knows them counts: the arguments, `plan`, a launcher. Without any, they are 0 and 1.
     Launchers say it by torch.distributed once that is initialised, by RANK and WORLD_SIZE, or by variables of their
     own. With `rank_later`, a rank that is not known yet is 0.
     """

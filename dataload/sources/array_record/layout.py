@@ -189,7 +189,7 @@ class Decompressor:
         return [(data, edges[begin : end + 1] - edges[begin]) for begin, end, data in spans]
 
     def _expand(self, targets: list[memoryview], block: BytesArray, starts: Int64Array, stops: Int64Array) -> None:
-        """Fill each array with what a frame expands to; an UnlikeError if that has another length."""
+        """Decompress a frame into each target; an UnlikeError if its content has another length."""
         ends = np.cumsum([len(target) for target in targets])
         total, compressed = int(ends[-1]), int((stops - starts).sum())
         large = total >= len(ends) * _LARGE_FRAME

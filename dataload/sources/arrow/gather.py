@@ -190,7 +190,7 @@ class Gatherer:
         return found
 
     def _group(self, columns: Sequence[int]) -> list[tuple[list[int], Places | None]]:
-        """Return the plain numbers among columns by kind, and where those of one file are."""
+        """Group columns of plain numbers by kind; each group has its places if there is only one file."""
         alike: dict[Any, list[int]] = {}
         for column in columns:
             if isinstance(kind := self.kinds[column], tuple):

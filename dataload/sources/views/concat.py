@@ -176,6 +176,8 @@ class ConcatSource(ViewSource[Any]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of the first source, and ``source`` if it was asked for."""
         found = self._without_key(dict(self._parents[0].fields))
+        if self._with_source:
+            self._bounds()  # refuses records that have the field
         return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found
 
     @property

@@ -360,7 +360,7 @@ class MappedFile(UnmappedFile[Mapping]):
             will_need(mapped, start + indices * stride, lengths)
 
     def _is_cold(self, mapping: Mapping, offset: int) -> bool:
-        """Return whether an offset is not cached; if it is, so are those of the next steps, probably."""
+        """Return whether an offset has to be read from the disk; after one that has not, some steps are not probed."""
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
             return False

@@ -75,7 +75,7 @@ sampler={kind='mixture', weights=[[1, 2], [1]]} => sampler.weights: * one weight
 sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights: * a list of one or more numbers, got ((1.0, 2.0), 1.0)
 sampler={kind='mixture', weights=[1, 'a']} => *[1] is 'a': expected a number or a table or a list
 sampler={kind='mixture', weights=[[1, 'a']]} => sampler.weights[0][1] is 'a': expected a number
-sampler={kind='mixture', weights=1} => * is 1: expected a list
+sampler={kind='mixture', weights=1} => * is 1: expected a table or a list
 sampler={kind='mixture', weights={a=-1, b=2}} => sampler.weights.a is -1: expected a number >= 0
 source[0].name='' => source[0].name is '': expected text that is not empty
 sampler={kind='mixture', weights=[1, 1], samplers=[{kind='sequential'}]} => sampler.samplers: * of the 2 sources, got 1

@@ -246,6 +246,8 @@ def test_a_batch_tells_the_source_of_each_row():
             read([0])
     with pytest.raises(ConfigError, match="with_source adds the field 'source', which the records have"):
         twice.read([0])
+    with pytest.raises(ConfigError, match="with_source adds the field 'source', which the records have"):
+        _ = twice.fields
 
 
 def test_statistics_tell_what_each_source_has_given_in_the_whole_run():

@@ -281,9 +281,7 @@ class _Reader(ShardReader[Record]):
                 json.loads(text)
             except (ValueError, RecursionError) as error:
                 offset = int(self.lines.spans(np.array([index]))[0][0])
-                reason = getattr(
-                    error, "msg", error
-                )  # without its line and column, which count from the start of the record
+                reason = getattr(error, "msg", error)  # its line and column count within the record
                 if text.strip() in (b"[", b"{", b"[{"):
                     reason = f"{reason}: a record is one line: write each by json.dumps, or load the whole by json.load"
                 return CorruptFileError(f"invalid JSON: {reason}", path=self._path, offset=offset, index=index)

@@ -21,17 +21,7 @@ from dataload.bench import runner as table
 from dataload.bench.data import AS_IT_IS, BATCH_SIZE, Choices, Data, Written, advice, own_data, plan_loaders, write
 from dataload.bench.runner import FileFacts, Measurement, Results, agreeing, describe_run, measure_all, run_task
 from dataload.bench.task import Order, Task
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    Fields,
-    Options,
-    SourceFormat,
-    SourceOptions,
-    decodes,
-    parse_decode,
-    parse_options,
-)
+from dataload.cli import options
 from dataload.cli.output import ProgressBar, as_typed, print_line, print_table, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, closest
 from dataload.executors import ExecutorName
@@ -50,11 +40,11 @@ def bench_command(
     executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    field: Fields = None,
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    field: options.Fields = None,
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
 ) -> None:
     """Compare formats on your data, side by side in one run.
 
@@ -76,7 +66,9 @@ def bench_command(
     )
     with ExitStack() as opened:
         directory = Path(cache) if cache is not None else _own_directory()
-        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+        wanted = options.SourceOptions.parse(
+            path, format=format, fields=field, codec=codec, decode=decode, options=option
+        )
         data = _own_data(wanted, opened, records, codec, option, decode)
         if wanted.is_function:  # nothing would tell that it returns other data
             directory.mkdir(parents=True, exist_ok=True)
@@ -89,11 +81,11 @@ def bench_command(
 
 
 def _own_data(
-    wanted: SourceOptions,
+    wanted: options.SourceOptions,
     opened: ExitStack,
     records: int | None,
     codec: str | None,
-    options: Sequence[str] | None,
+    option: Sequence[str] | None,
     decode: Sequence[str] | None,
 ) -> Data:
     """Return the user's data, with how another process opens them, and as files where they are decoded by default."""
@@ -101,10 +93,10 @@ def _own_data(
     if not wanted.has_files:
         return own_data(wanted.path, source, records)
     entry = wanted.shards().format
-    again = parse_options(options) | ({} if codec is None else {"codec": codec})
-    again |= {} if decode is None else {"decode": parse_decode(decode)}
+    again = options.parse_options(option) | ({} if codec is None else {"codec": codec})
+    again |= {} if decode is None else {"decode": options.parse_decode(decode)}
     raw = None
-    if "decode" not in again and decodes(entry):
+    if "decode" not in again and options.decodes(entry):
         files = replace(wanted, options={**wanted.options, "decode": None})
         raw = opened.enter_context(files.open())
     with suppress(TypeError):  # of functions, which are not sent to another process

@@ -14,25 +14,7 @@ import numpy as np
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    EngineName,
-    Fields,
-    Merge,
-    Options,
-    Part,
-    SourceFormat,
-    SourceOptions,
-    Split,
-    Take,
-    Where,
-    decodes,
-    parse_engine,
-    parse_options,
-    parse_part,
-    resolve_codec,
-)
+from dataload.cli import options
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_error, print_line, print_warning
 from dataload.config import parse_value
 from dataload.config.problems import resolve_reference
@@ -91,22 +73,22 @@ def convert_command(
     error_report: Annotated[str | None, typer.Option(help="JSONL file to append skipped records to.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
-    part: Part = None,
-    merge: Merge = False,
+    part: options.Part = None,
+    merge: options.Merge = False,
     keep_key: Annotated[bool, typer.Option("--keep-key", help="Keep the __key__ of tar samples as a field.")] = False,
-    field: Fields = None,
-    codec: Codec = None,
+    field: options.Fields = None,
+    codec: options.Codec = None,
     to_codec: Annotated[str | None, typer.Option(help="Codec for writing, if not the one for reading.")] = None,
-    decode: Decode = None,
-    option: Options = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
     to_option: Annotated[
         list[str] | None,
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
-    engine: EngineName = None,
-    where: Where = None,
-    split: Split = None,
-    take: Take = None,
+    engine: options.EngineName = None,
+    where: options.Where = None,
+    split: options.Split = None,
+    take: options.Take = None,
     exclude: Annotated[
         str | None, typer.Option(help="Records to leave out: indices such as 3,17, or a file of --error-report.")
     ] = None,
@@ -122,23 +104,23 @@ def convert_command(
 
     The function of --map returns a record, a list of records, or dataload.DROP.
     """
-    running = parse_engine(engine)
+    running = options.parse_engine(engine)
     tokenize = None
     if tokenizer is not None:
         if map is not None:
             raise ConfigError("--tokenizer and --map are both functions of a sample: pass one of them", key="tokenizer")
         tokenize = Tokenize.of(tokenizer, text_field=text_field, end_token=end_token)
     entry, path = find_destination(destination, format or (None if tokenize is None else "tokens"))
-    wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
+    wanted = options.SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
-        wanted.options["codec"] = resolve_codec(codec)
+        wanted.options["codec"] = options.resolve_codec(codec)
     passes = map is None and tokenize is None and entry.content != "images"
-    if decode is None and passes and decodes(wanted.shards().format):
+    if decode is None and passes and options.decodes(wanted.shards().format):
         # Files pass through unchanged; with their suffixes where fields are files again.
         wanted.options.setdefault("decode", {} if entry.key_field is None else None)
-    writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
+    writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **options.parse_options(to_option)}
     if (writer_codec := to_codec or codec) is not None and "codec" in entry.writer_options.names():
-        writer_options["codec"] = resolve_codec(writer_codec)
+        writer_options["codec"] = options.resolve_codec(writer_codec)
     settings: dict[str, Any] = {
         "writer_options": writer_options,
         "keep_key": keep_key,
@@ -146,7 +128,7 @@ def convert_command(
         "seed": seed,
     }
     before = bytes_of(wanted.local_files())
-    number = parse_part(part)
+    number = options.parse_part(part)
     with ExitStack() as stack:
         opened = _select(stack.enter_context(wanted.open()), where, split, take)
         opened = _without(opened, exclude, error_report)
@@ -301,13 +283,13 @@ def index_command(
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Write or renew dataload.json in the directory of the shards instead.")
     ] = False,
-    part: Part = None,
-    merge: Merge = False,
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
-    engine: EngineName = None,
+    part: options.Part = None,
+    merge: options.Merge = False,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
+    engine: options.EngineName = None,
 ) -> None:
     """Write index files for tar archives, or the manifest of a directory.
 
@@ -318,19 +300,19 @@ def index_command(
     sizes and SHA-256, and gives their format, --codec and --decode to those
     who open the directory. An interrupted run resumes.
     """
-    running = parse_engine(engine)
+    running = options.parse_engine(engine)
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
         for path in paths:
-            wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
+            wanted = options.SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
             wanted.check_files("--manifest")
             with ProgressBar("hashing shards") as bar:
                 report = index_shards(
                     wanted.path,
                     format=wanted.format,
                     options=wanted.options,
-                    part=parse_part(part),
+                    part=options.parse_part(part),
                     merge=merge,
                     engine=running,
                     progress=bar,
@@ -344,7 +326,7 @@ def index_command(
         message = "--format, --codec, --decode, --part, --merge and --engine are for --manifest"
         raise ConfigError(message, key="manifest")
     else:
-        given = parse_options(option)
+        given = options.parse_options(option)
         remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
         if given:
             message = f"without --manifest, --option takes storage_options and remote only, got {min(given)!r}"

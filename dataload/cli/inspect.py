@@ -25,26 +25,7 @@ from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics
-from dataload.cli.options import (
-    Changes,
-    Codec,
-    Decode,
-    Fields,
-    JsonFlag,
-    Options,
-    Overrides,
-    Rank,
-    SourceFormat,
-    SourceOptions,
-    State,
-    Where,
-    WorldSize,
-    check_steps,
-    load_state,
-    parse_range,
-    ranks_of,
-    write_file,
-)
+from dataload.cli import options
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.convert.mapping import read_tokenizer
@@ -71,26 +52,26 @@ def inspect_command(
     path: Annotated[
         str, typer.Argument(help="A path, URL, pattern, directory, format:path, or module:function.", metavar="PATH")
     ],
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    field: Fields = None,
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
-    where: Where = None,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    field: options.Fields = None,
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
+    where: options.Where = None,
     fingerprint: Annotated[
         bool,
         typer.Option(
             "--fingerprint", help="Compute the fingerprint of data at URLs, too, which takes requests for each shard."
         ),
     ] = False,
-    json: JsonFlag = False,
+    json: options.JsonFlag = False,
 ) -> None:
     """Show the fields, dtypes, shapes, size, shards and first record of a data set.
 
     At a URL with a manifest, that takes a handful of requests; without one, the end of each shard is read. Formats that
     can only be read as a whole are downloaded into the cache, with a manifest the first shard alone.
     """
-    wanted = SourceOptions.parse(
+    wanted = options.SourceOptions.parse(
         path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
     )
     found = wanted.shards()
@@ -170,11 +151,11 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
     """Describe how data at URLs are read, without what may be secret, and what this command downloaded."""
     if remote is None:
         return None
-    options, downloads = remote.options, remote.traffic.total()
+    settings, downloads = remote.options, remote.traffic.total()
     return {
-        "mode": options.mode,
+        "mode": settings.mode,
         "cache": node_directory(remote),
-        "budget": options.budget,
+        "budget": settings.budget,
         "requests": downloads.requests,
         "bytes": downloads.nbytes,
     }
@@ -266,25 +247,25 @@ def show_command(
             help="The config of a loader; with --records, a data set or module:function.", metavar="CONFIG|PATH"
         ),
     ],
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Epoch. Default: 0, or the epoch of --state.")] = None,
     step: Annotated[
         str | None, typer.Option(help="Step: one (12345) or a range (0:3). Default: the ones around --state.")
     ] = None,
-    rank: Rank = None,
-    world_size: WorldSize = None,
-    state: State = None,
-    changes: Changes = None,
+    rank: options.Rank = None,
+    world_size: options.WorldSize = None,
+    state: options.State = None,
+    changes: options.Changes = None,
     records: Annotated[str | None, typer.Option(help="Show records of a data set: one (7) or a range (0:50).")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows to show. Default: 8, or 64 in a page.")] = None,
     html: Annotated[str | None, typer.Option(help="Write a page to this file.", metavar="FILE")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json: show tokens as text in the page.")] = None,
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    field: Fields = None,
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
-    where: Where = None,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    field: options.Fields = None,
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
+    where: options.Where = None,
 ) -> None:
     """Show any batch of a run, or records of a data set, and where each record lies.
 
@@ -303,9 +284,9 @@ def show_command(
             raise ConfigError("a config says how its data is read: use --set to change it, or give --records")
         if step is None and state is None:
             raise ConfigError("give --step, such as 12345 or 0:3; or --state; or, for a data set, --records")
-        settings = [*(overrides or ()), *ranks_of(rank, world_size)]
+        settings = [*(overrides or ()), *options.ranks_of(rank, world_size)]
         with record_loader(path, overrides=settings) as loader:
-            load_state(loader, state, changes)
+            options.load_state(loader, state, changes)
             number, steps = _steps(loader, epoch, step, around=state is not None)
             shown = [show_batch(loader, number, each, most=most) for each in steps]
             planner = loader.batch_sampler
@@ -315,12 +296,12 @@ def show_command(
     else:
         if overrides or state or changes or step or rank is not None or world_size is not None or epoch is not None:
             raise ConfigError("--records shows a data set: leave out the options for a config")
-        wanted = SourceOptions.parse(
+        wanted = options.SourceOptions.parse(
             path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
         )
-        page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
+        page = _page_of_records(wanted, options.parse_range(records, "--records"), most, _words(tokenizer))
     if html is not None:
-        write_file(html, page.to_html().encode(errors="replace").decode(), "--html", "w")
+        options.write_file(html, page.to_html().encode(errors="replace").decode(), "--html", "w")
         print_line(f"wrote {html} ({os.path.getsize(html):,} bytes)")
     else:
         _print_batch(page)
@@ -331,12 +312,12 @@ def _steps(loader: Loader[Any], epoch: int | None, step: str | None, *, around: 
     epoch = (loader.epoch if around else 0) if epoch is None else epoch
     total = loader.batch_sampler_of(epoch).steps(epoch)
     near = range(max(0, loader.step - 1), min(loader.step + 1, total))
-    steps = near if step is None else parse_range(step, "--step")
-    check_steps(steps, total, epoch, "--step", step)
+    steps = near if step is None else options.parse_range(step, "--step")
+    options.check_steps(steps, total, epoch, "--step", step)
     return epoch, steps
 
 
-def _page_of_records(wanted: SourceOptions, records: range, most: int, words: Any) -> Page:
+def _page_of_records(wanted: options.SourceOptions, records: range, most: int, words: Any) -> Page:
     found = wanted.shards()
     with wanted.open_found(found) as source:
         if records.stop > len(source):

@@ -11,18 +11,7 @@ import typer
 
 from dataload.analysis.pictures import check_picture, order_figure, stream_figure
 from dataload.api import record_loader
-from dataload.cli.options import (
-    Changes,
-    ConfigFile,
-    JsonFlag,
-    Overrides,
-    Picture,
-    State,
-    check_steps,
-    load_state,
-    parse_range,
-    ranks_of,
-)
+from dataload.cli import options
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -51,16 +40,16 @@ Judgement: TypeAlias = tuple[dict[str, Any], Callable[..., Any], Callable[[], No
 
 
 def order_command(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    config: options.ConfigFile,
+    overrides: options.Overrides = None,
     epoch: Annotated[int, typer.Option(min=0, help="Epoch to show.")] = 0,
     steps: Annotated[str | None, typer.Option(help="Print the indices of a step (10) or a range (0:5).")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Print the indices of this rank only.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
-    state: State = None,
-    changes: Changes = None,
-    json: JsonFlag = False,
-    picture: Picture = None,
+    state: options.State = None,
+    changes: options.Changes = None,
+    json: options.JsonFlag = False,
+    picture: options.Picture = None,
     quality: Annotated[
         float | None,
         typer.Option(help="Find the pool size that mixes shards to this fraction of a uniform shuffle."),
@@ -75,13 +64,13 @@ def order_command(
     With --state, print what each source of a mixture has given by then.
     """
     _check(steps, rank, picture, quality)
-    settings = [*(overrides or ()), *ranks_of(rank, world_size)]
+    settings = [*(overrides or ()), *options.ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
-        load_state(loader, state, changes)
+        options.load_state(loader, state, changes)
         planner = loader.batch_sampler
         if steps is not None:
-            chosen = parse_range(steps, "--steps")
-            check_steps(chosen, planner.steps(epoch), epoch, "--steps", steps)
+            chosen = options.parse_range(steps, "--steps")
+            options.check_steps(chosen, planner.steps(epoch), epoch, "--steps", steps)
             _print_steps(planner, chosen, epoch, rank is not None, json)
             return
         if state is not None:

@@ -19,22 +19,7 @@ from dataload.analysis.pictures import check_picture, timeline_figure
 from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, record_timeline
 from dataload.analysis.trace import SpikeReport, StepLosses, Suspect, find_key, rank_by_loss, trace_record
 from dataload.api import from_config, record_loader
-from dataload.cli.options import (
-    Changes,
-    ConfigFile,
-    JsonFlag,
-    Overrides,
-    Picture,
-    State,
-    WorldSize,
-    check_new,
-    check_steps,
-    load_state,
-    parse_range,
-    ranks_of,
-    read_file,
-    write_file,
-)
+from dataload.cli import options
 from dataload.cli.output import count_of, print_error, print_json, print_line, print_table
 from dataload.config import json_schema
 from dataload.errors import ConfigError
@@ -47,14 +32,14 @@ DIFFERENT = 1
 
 
 def certify_command(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    config: options.ConfigFile,
+    overrides: options.Overrides = None,
     epoch: Annotated[int, typer.Option(min=0, help="Epoch to certify.")] = 0,
     steps: Annotated[str | None, typer.Option(help="Steps to certify: one (10) or a range (0:5).")] = None,
     output: Annotated[str | None, typer.Option("--output", "-O", help="A new file for the certificate.")] = None,
     check: Annotated[str | None, typer.Option(help="Compare with this certificate instead.", metavar="FILE")] = None,
-    world_size: WorldSize = None,
-    state: State = None,
+    world_size: options.WorldSize = None,
+    state: options.State = None,
 ) -> None:
     """Write hashes of batches, or check that this machine, world size and release serve the same batches.
 
@@ -67,27 +52,27 @@ def certify_command(
     if check is None and (steps is None or output is None):
         raise ConfigError("give --steps and --output to write a certificate, or --check to compare with one")
     if output is not None:
-        check_new(output, "--output")
-    expected = None if check is None else Certificate.from_json(read_file(check, "--check"))
+        options.check_new(output, "--output")
+    expected = None if check is None else Certificate.from_json(options.read_file(check, "--check"))
     with ExitStack() as stack:
         loaders: list[Loader[Any]] = []
         while not loaders or len(loaders) < loaders[0].batch_sampler.world_size:
             ranks = world_size if not loaders else loaders[0].batch_sampler.world_size
-            settings = [*(overrides or ()), *ranks_of(None if ranks is None else len(loaders), ranks)]
+            settings = [*(overrides or ()), *options.ranks_of(None if ranks is None else len(loaders), ranks)]
             loader = stack.enter_context(record_loader(config, overrides=settings))
-            load_state(loader, state)
+            options.load_state(loader, state)
             loaders.append(loader)
         if expected is None:
-            _write_hashes(loaders, epoch, parse_range(cast("str", steps), "--steps"), cast("str", output))
+            _write_hashes(loaders, epoch, options.parse_range(cast("str", steps), "--steps"), cast("str", output))
         else:
             _compare_hashes(loaders, expected)
 
 
 def _write_hashes(loaders: list[Loader[Any]], epoch: int, steps: range, output: str) -> None:
-    check_steps(steps, loaders[0].batch_sampler_of(epoch).steps(epoch), epoch, "--steps")
+    options.check_steps(steps, loaders[0].batch_sampler_of(epoch).steps(epoch), epoch, "--steps")
     from dataload import __version__
 
-    write_file(output, certify(loaders, epoch, steps, release=__version__).to_json(), "--output")
+    options.write_file(output, certify(loaders, epoch, steps, release=__version__).to_json(), "--output")
     print_line(f"wrote {output}: {count_of(len(steps), 'step')} of epoch {epoch}")
 
 
@@ -103,15 +88,15 @@ def _compare_hashes(loaders: list[Loader[Any]], expected: Certificate) -> None:
 
 
 def timeline_command(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    config: options.ConfigFile,
+    overrides: options.Overrides = None,
     epoch: Annotated[int, typer.Option(min=0, help="First epoch.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps, over several epochs if needed.")] = 50,
     model_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that a simulated model takes per batch.")] = 0.0,
-    picture: Picture = None,
+    picture: options.Picture = None,
     trace: Annotated[str | None, typer.Option(help="Save a trace for ui.perfetto.dev or chrome://tracing.")] = None,
     fleet: Annotated[int | None, typer.Option(min=1, help="Also estimate a Ray fleet of this many workers.")] = None,
-    json: JsonFlag = False,
+    json: options.JsonFlag = False,
 ) -> None:
     """Run a loader for some steps and show who worked, who waited, and what limits it."""
     if picture is not None:
@@ -170,15 +155,15 @@ _SHOWN_SERVINGS = 1000
 
 
 def trace_command(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    config: options.ConfigFile,
+    overrides: options.Overrides = None,
     index: Annotated[int | None, typer.Option(min=0, help="Index of the record to trace.")] = None,
     key: Annotated[str | None, typer.Option(help="Key of the record to trace, where records have keys.")] = None,
     epochs: Annotated[str, typer.Option(help="Epochs to search: one (2) or a range (0:3).")] = "0:3",
     steps: Annotated[str | None, typer.Option(help="Search only these steps of each epoch.")] = None,
-    world_size: WorldSize = None,
-    state: State = None,
-    changes: Changes = None,
+    world_size: options.WorldSize = None,
+    state: options.State = None,
+    changes: options.Changes = None,
     spike: Annotated[
         str | None,
         typer.Option(
@@ -192,7 +177,7 @@ def trace_command(
         str | None,
         typer.Option(help="--spike: write the listed records to this new file, for the setting loader.exclude."),
     ] = None,
-    json: JsonFlag = False,
+    json: options.JsonFlag = False,
 ) -> None:
     """Show when a record was or will be served, or which records were served when the loss was high.
 
@@ -207,20 +192,20 @@ def trace_command(
     if exclude is not None and spike is None:
         raise ConfigError("--exclude goes with --spike")
     if exclude is not None:
-        check_new(exclude, "--exclude")
-    settings = [*(overrides or ()), *ranks_of(None, world_size)]
+        options.check_new(exclude, "--exclude")
+    settings = [*(overrides or ()), *options.ranks_of(None, world_size)]
     with record_loader(config, overrides=settings) as loader:
-        load_state(loader, state, changes)
+        options.load_state(loader, state, changes)
         if spike is not None:
-            _spike(loader, read_file(spike, "--spike"), top, exclude, json)
+            _spike(loader, options.read_file(spike, "--spike"), top, exclude, json)
             return
         if index is None:
             index = find_key(loader.source, cast("str", key))
-        _trace(loader, index, parse_range(epochs, "--epochs"), steps, json)
+        _trace(loader, index, options.parse_range(epochs, "--epochs"), steps, json)
 
 
 def _trace(loader: Loader[Any], index: int, epochs: range, steps: str | None, as_json: bool) -> None:
-    found = trace_record(loader, index, epochs, None if steps is None else parse_range(steps, "--steps"))
+    found = trace_record(loader, index, epochs, None if steps is None else options.parse_range(steps, "--steps"))
     location = locate(loader.source, index)
     if as_json:
         servings = [dataclasses.asdict(serving) for serving in found]
@@ -241,7 +226,7 @@ def _trace(loader: Loader[Any], index: int, epochs: range, steps: str | None, as
 def _spike(loader: Loader[Any], text: str, top: int, exclude: str | None, as_json: bool) -> None:
     report = rank_by_loss(loader, StepLosses.parse(text, loader), top=top)
     if exclude is not None:
-        write_file(exclude, _exclude_lines(loader, report), "--exclude")
+        options.write_file(exclude, _exclude_lines(loader, report), "--exclude")
     if as_json:
         print_json({**dataclasses.asdict(report), "exclude": exclude})
         return

@@ -10,22 +10,7 @@ import typer
 from dataload._util.settings import check_choice
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, Length
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    EngineName,
-    Fields,
-    JsonFlag,
-    Merge,
-    Options,
-    Overrides,
-    Part,
-    SourceFormat,
-    SourceOptions,
-    Where,
-    parse_engine,
-    parse_part,
-)
+from dataload.cli import options
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.config.problems import resolve_reference
@@ -52,16 +37,16 @@ def stats_command(
             metavar="PATH|CONFIG",
         ),
     ],
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    field: Fields = None,
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
-    where: Where = None,
-    overrides: Overrides = None,
-    part: Part = None,
-    merge: Merge = False,
-    engine: EngineName = None,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    field: options.Fields = None,
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
+    where: options.Where = None,
+    overrides: options.Overrides = None,
+    part: options.Part = None,
+    merge: options.Merge = False,
+    engine: options.EngineName = None,
     map: Annotated[  # noqa: A002 - the option's name
         str | None,
         typer.Option(help="Measure the lengths of what a transform makes of records.", metavar="module:transform"),
@@ -70,7 +55,7 @@ def stats_command(
         str, typer.Option(help="What to do with a record that --map cannot transform: raise or skip.")
     ] = "raise",
     save: Annotated[bool, typer.Option(help="Keep the statistics beside the data.")] = True,
-    json: JsonFlag = False,
+    json: options.JsonFlag = False,
 ) -> None:
     """Measure the fields of a data set: counts, shapes, lengths, ranges and labels.
 
@@ -86,8 +71,8 @@ def stats_command(
     the data under its digest, for record_lengths(..., transform=...) and packing;
     so are the tokens of dataload.text, which loaders then read.
     """
-    running = parse_engine(engine)
-    mode = Mode(part=parse_part(part), merge=merge)
+    running = options.parse_engine(engine)
+    mode = Mode(part=options.parse_part(part), merge=merge)
     mode.check(running)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
@@ -99,7 +84,7 @@ def stats_command(
     else:
         if overrides:
             raise ConfigError("--set is for configs: use --option", key="set")
-        wanted = SourceOptions.parse(
+        wanted = options.SourceOptions.parse(
             path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
         )
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
@@ -114,14 +99,14 @@ def stats_command(
             raise ConfigError("parts and engines measure whole shards: leave --where out", key="where", value=where)
         if where or not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
-    for target, name, options in targets:
-        measuring = Measuring(options.pop("fields", None), save)
+    for target, name, given in targets:
+        measuring = Measuring(given.pop("fields", None), save)
         with ProgressBar("measuring shards") as bar:
             reports += [
                 index_shards(
                     target,
                     format=name,
-                    options=options,
+                    options=given,
                     part=mode.part,
                     merge=merge,
                     measuring=measuring,
@@ -136,7 +121,9 @@ def stats_command(
             _print(report)
 
 
-def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: bool, engine: Engine | None) -> None:
+def _measure_map(
+    wanted: options.SourceOptions, reference: str, on_error: str, json: bool, engine: Engine | None
+) -> None:
     """Measure what a transform makes of records, and print its lengths."""
     check_choice("on_error", on_error, ("raise", "skip"))
     transform = resolve_reference(reference, "--map")
@@ -162,7 +149,7 @@ def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: boo
     print_line(f"{kept}, as found in an earlier run" if found.known else kept)
 
 
-def _measure_source(wanted: SourceOptions) -> IndexReport:
+def _measure_source(wanted: options.SourceOptions) -> IndexReport:
     """Measure a source without files, with a file for each record, or without some of its records."""
     with wanted.open() as source, ProgressBar("measuring"):
         name = os.path.basename(os.path.abspath(wanted.path)) if wanted.has_files else wanted.path
@@ -175,7 +162,7 @@ def _measure_source(wanted: SourceOptions) -> IndexReport:
     return IndexReport("", (entry,), 0, reason)
 
 
-def _is_folder(wanted: SourceOptions) -> bool:
+def _is_folder(wanted: options.SourceOptions) -> bool:
     """Return whether the data are single files in a directory, which no manifest describes."""
     found = wanted.shards()
     return found.format.is_data_set_without_shards is not None and any(map(os.path.isdir, found.files))
@@ -188,11 +175,11 @@ def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str |
     if not sections:
         raise ConfigError(f"{path} has no section 'source': its streams read the data", key="source")
     for key, section in sections.items():
-        options = section.open_options(key)
+        given = section.open_options(key)
         if settings.remote is not None and section.has_urls():
-            options["remote"] = settings.remote.given()
+            given["remote"] = settings.remote.given()
         for each in [section.path] if isinstance(section.path, str) else section.path:
-            yield each, section.format, dict(options)
+            yield each, section.format, dict(given)
 
 
 def _facts(report: IndexReport) -> dict[str, Any]:

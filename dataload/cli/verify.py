@@ -10,19 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dataload.cli.options import (
-    Codec,
-    Decode,
-    EngineName,
-    Fields,
-    JsonFlag,
-    Options,
-    Part,
-    SourceFormat,
-    SourceOptions,
-    parse_engine,
-    parse_part,
-)
+from dataload.cli import options
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.convert.blocks import Finding, Reading, merge_findings, verify_part
 from dataload.errors import ConfigError, SourceError
@@ -33,19 +21,19 @@ def verify_command(
     path: Annotated[
         str, typer.Argument(help="A path, pattern, directory, format:path, or module:function.", metavar="PATH")
     ],
-    format: SourceFormat = None,  # noqa: A002 - the option's name
-    field: Fields = None,
-    codec: Codec = None,
-    decode: Decode = None,
-    option: Options = None,
+    format: options.SourceFormat = None,  # noqa: A002 - the option's name
+    field: options.Fields = None,
+    codec: options.Codec = None,
+    decode: options.Decode = None,
+    option: options.Options = None,
     limit: Annotated[int | None, typer.Option(help="Stop after this many bad records.", min=1)] = None,
-    part: Part = None,
+    part: options.Part = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only open every file, and compare it with the manifest.")
     ] = False,
     sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
-    json: JsonFlag = False,
-    engine: EngineName = None,
+    json: options.JsonFlag = False,
+    engine: options.EngineName = None,
 ) -> None:
     """Read and decode every record, and report those that cannot be read.
 
@@ -54,10 +42,10 @@ def verify_command(
 
     The exit code is 1 if any problem was found.
     """
-    running = parse_engine(engine)
+    running = options.parse_engine(engine)
     if part and running:
         raise ConfigError("--engine reads all parts: leave --part out", key="engine")
-    wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+    wanted = options.SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
     if quick and (part or running or wanted.is_function):
         raise ConfigError(
             "--quick opens the files of a data set, in one run: leave --part and --engine out", key="quick"
@@ -69,10 +57,10 @@ def verify_command(
     elif quick:
         _open_files(path, wanted, json=json)
     else:
-        _verify_files(path, wanted, limit, parse_part(part), running, json=json)
+        _verify_files(path, wanted, limit, options.parse_part(part), running, json=json)
 
 
-def _open_files(name: str, wanted: SourceOptions, *, json: bool) -> None:
+def _open_files(name: str, wanted: options.SourceOptions, *, json: bool) -> None:
     files = max(1, len(wanted.shards().files))
     found, records = list[Finding](), 0
     try:
@@ -85,7 +73,7 @@ def _open_files(name: str, wanted: SourceOptions, *, json: bool) -> None:
 
 def _verify_files(
     name: str,
-    wanted: SourceOptions,
+    wanted: options.SourceOptions,
     limit: int | None,
     part: tuple[int, int] | None,
     engine: Engine | None,
@@ -95,8 +83,8 @@ def _verify_files(
     found_shards = wanted.shards()
     entry, paths = found_shards.format, found_shards.files
     verify = {"verify": True} if "verify" in entry.reader_options.names() else {}
-    options = {**found_shards.options, **entry.verify_options, **verify, **wanted.options}
-    wanted = dataclasses.replace(wanted, options=options)
+    settings = {**found_shards.options, **entry.verify_options, **verify, **wanted.options}
+    wanted = dataclasses.replace(wanted, options=settings)
     if part is not None:
         paths = select_part(paths, *part)
     opening = partial(_open, wanted, entry.name)
@@ -130,7 +118,7 @@ def _report(
         raise typer.Exit(1)
 
 
-def _open(wanted: SourceOptions, format_name: str, path: str | None) -> Any:
+def _open(wanted: options.SourceOptions, format_name: str, path: str | None) -> Any:
     return wanted.open(path, path and format_name)
 
 

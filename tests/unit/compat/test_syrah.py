@@ -121,66 +121,54 @@ def test_another_dtype(path, name, dtype, expected):
         assert found.flags.writeable
 
 
-DTYPE = r"the format does not support dtype '{}'; it supports bool, .*str"
-CLOSED = r"cannot {} .*: it is closed; open it with mode '{}'"
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        *(
+            ((0, "label", dtype), TypeError, f"the format does not support dtype '{dtype}'; it supports bool, .*str")
+            for dtype in ("int128", "S", "float")
+        ),
+        ((0, "text", "int32"), ValueError, "6 bytes are not a multiple of the size of"),
+        ((5, "features", "str"), UnicodeDecodeError, "utf-8"),
+        ((6, "label"), IndexError, "index 6 is out of range for 6 items in .*test.syr"),
+        ((-1, "label"), ValueError, "index -1 is negative; there are 6 items in .*test.syr"),
+        (("6", "label"), IndexError, "index 6 is out of range"),
+        (("x", "label"), TypeError, "integer"),
+        ((1.0, "label"), TypeError, "integer"),
+        ((0, "labl"), KeyError, "has no array 'labl'; it has label, features, tokens, text"),
+        ((9, "labl"), IndexError, "index 9"),  # the index is looked at first
+    ],
+)
+def test_arrays_that_cannot_be_read(path, arguments, error, text):
+    with File(path, "r") as syr:
+        with pytest.raises(error, match=text):
+            syr.get_array(*arguments)
+        if arguments[1:] == ("label",):
+            with pytest.raises(error, match=text):
+                syr.get_item(arguments[0])
+
+
+CLOSED = r"cannot read an item from .*: it is closed; open it with mode 'r'"
+READ_ONLY = r"cannot write an item to .*test.syr: its mode is 'r'; open it with"
+MODES = "opened with mode 'r' or 'w', got"
 
 
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        *(
-            (lambda syr, _, dtype=dtype: syr.get_array(0, "label", dtype=dtype), TypeError, DTYPE.format(dtype))
-            for dtype in ("int128", "S", "float")
-        ),
-        (
-            lambda syr, _: syr.get_array(0, "text", dtype="int32"),
-            ValueError,
-            "6 bytes are not a multiple of the size of",
-        ),
-        (lambda syr, _: syr.get_array(5, "features", dtype="str"), UnicodeDecodeError, "utf-8"),
-        *(
-            (call, error, text)
-            for index, error, text in [
-                (6, IndexError, "index 6 is out of range for 6 items in .*test.syr"),
-                (-1, ValueError, "index -1 is negative; there are 6 items in .*test.syr"),
-                ("6", IndexError, "index 6 is out of range"),
-                ("x", TypeError, "integer"),
-                (1.0, TypeError, "integer"),
-            ]
-            for call in (
-                lambda syr, _, index=index: syr.get_item(index),
-                lambda syr, _, index=index: syr.get_array(index, "label"),
-            )
-        ),
-        (
-            lambda syr, _: syr.get_array(0, "labl"),
-            KeyError,
-            "has no array 'labl'; it has label, features, tokens, text",
-        ),
-        (lambda syr, _: syr.get_array(9, "labl"), IndexError, "index 9"),  # the index is looked at first
-        (
-            lambda syr, _: syr.add_item({}),
-            OSError,
-            r"cannot write an item to .*test.syr: its mode is 'r'; open it with",
-        ),
-        (lambda syr, _: syr.close() or syr.get_item(0), OSError, CLOSED.format("read an item from", "r")),
-        (lambda syr, _: syr.close() or syr.get_array(0, "text"), OSError, CLOSED.format("read an item from", "r")),
+        (lambda syr, _: syr.add_item({}), OSError, READ_ONLY),
+        (lambda syr, _: syr.close() or syr.get_item(0), OSError, CLOSED),
+        (lambda syr, _: syr.close() or syr.get_array(0, "text"), OSError, CLOSED),
         (lambda syr, path: syr.open(f"{path}2", "w") or syr.get_item(0), OSError, "its mode is 'w'"),
-        (
-            lambda syr, path: syr.open(f"{path}2", "w") or syr.close() or syr.add_item({}),
-            OSError,
-            "cannot write an item",
-        ),
+        (lambda syr, path: syr.open(f"{path}2", "w") or syr.close() or syr.add_item({}), OSError, "cannot write an it"),
         (lambda _, path: File(f"{path}.none", "r"), FileNotFoundError, r"there is no .*\.none"),
-        (lambda _, path: File(path, "x"), ValueError, "opened with mode 'r' or 'w', got"),
-        (lambda _, path: File(path, ""), ValueError, "opened with mode 'r' or 'w', got"),
-        (lambda _, path: File(path, "rb"), ValueError, "opened with mode 'r' or 'w', got"),
+        *((lambda _, path, mode=mode: File(path, mode), ValueError, MODES) for mode in ("x", "", "rb")),
         (lambda _, path: File(path / "no" / "x.syr", "w"), FileNotFoundError, "the directory .* does not exist"),
         (lambda _, path: File(path.parent, "r"), OSError, "is a directory"),
         (lambda _, path: File(path.parent, "w"), OSError, "is a directory"),
     ],
 )
-def test_messages(path, call, error, text):
+def test_files_in_another_mode(path, call, error, text):
     with File(path, "r") as syr, pytest.raises(error, match=text):
         call(syr, path)
 

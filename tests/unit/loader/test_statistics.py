@@ -414,6 +414,7 @@ SHORT = {
     "NOT FASTER": "because more were not faster",
     "OR PROCESSES": "processes, if it holds the GIL",
     "ONLY READS": "it only reads, at 50 rows/s",
+    "CANNOT HELP": "another worker cannot help: this process may use",
 }
 
 # What a loader did, and the line about it; WAITS stands for the share of the time that the consumer waits.
@@ -423,265 +424,147 @@ VERDICTS = {
     "two batches": (statistics(steps=2), "unknown, 2 batches are too few to tell"),
     "no time": (statistics(waits=0.0, works=0.0), "unknown, 100 batches are too few to tell"),
     "consumer": (statistics(waits=0.2, works=9.8), "the consumer; it waits 2% of the time"),
-    "consumer, slowed by threads": (
-        statistics(waits=0.2, works=19.8, **using(1.0)),
+    "consumer, slowed by threads": (statistics(waits=0.2, works=19.8, **using(1.0)),
         "the consumer; it waits 1% of the time",
-        "2 threads keep 1.0 CPUs busy together, as if they hold the GIL, which slows it down: TRY",
-    ),
-    "the first batch does not count": (
-        statistics(waits=5.0, first_wait_seconds=4.8, works=9.8),
-        "the consumer; it waits 2% of the time",
-    ),
+        "2 threads keep 1.0 CPUs busy together, as if they hold the GIL, which slows it down: TRY"),
+    "the first batch does not count": (statistics(waits=5.0, first_wait_seconds=4.8, works=9.8),
+        "the consumer; it waits 2% of the time"),
     "a transform": (statistics(), "TRANSFORM; WAITS; 2 more workers would feed it"),
     "the fewest batches": (statistics(steps=3), "TRANSFORM; WAITS; 2 more workers would feed it"),
-    "the consumer waits just enough": (
-        statistics(waits=1.0, works=19.0),
-        "TRANSFORM; WAITS; 1 more worker would feed it",
-    ),
-    "workers are just busy enough": (
-        statistics(transform=22.0, read=1.0, collate=1.0),
-        "transform (92% of worker time); WAITS; 1 more worker would feed it",
-    ),
-    "batches are just not quick": (
-        statistics(read=0.02, transform=0.0, collate=0.0),
+    "the consumer waits just enough": (statistics(waits=1.0, works=19.0),
+        "TRANSFORM; WAITS; 1 more worker would feed it"),
+    "workers are just busy enough": (statistics(transform=22.0, read=1.0, collate=1.0),
+        "transform (92% of worker time); WAITS; 1 more worker would feed it"),
+    "batches are just not quick": (statistics(read=0.02, transform=0.0, collate=0.0),
         "batches of unequal cost; workers are busy 0% of the time, and a larger prefetch or in_order=False may help",
-        "WAITS",
-    ),
-    "a transform by name": (
-        statistics(transforms=("app.images.decode",)),
-        "transform decode (83% of worker time); WAITS; 2 more workers would feed it",
-    ),
+        "WAITS"),
+    "a transform by name": (statistics(transforms=("app.images.decode",)),
+        "transform decode (83% of worker time); WAITS; 2 more workers would feed it"),
     "threads that wait for CPUs": (statistics(**using(1.4)), "TRANSFORM; WAITS; 1 more worker would feed it"),
-    "more processes than CPUs": (
-        statistics(transform=76.0, workers=4, cpus=2, **PROCESSES),
-        "transform (93% of worker time); WAITS; another worker cannot help: this process may use 2 CPUs",
-        "TO KEEP UP takes 4 CPUs",
-    ),
-    "threads that hold the GIL, on two CPUs": (
-        statistics(cpus=2, **using(0.8)),
-        "TRANSFORM; WAITS; 2 threads keep 0.8 CPUs busy together, as if it holds the GIL: TRY",
-    ),
-    "threads that hold the GIL, and use a little more": (
-        statistics(cpus=2, **using(1.2)),
-        "TRANSFORM; WAITS; 2 threads keep 1.2 CPUs busy together, as if it holds the GIL: TRY",
-    ),
-    "threads of one CPU": (
-        statistics(cpus=1, **using(1.0)),
-        "TRANSFORM; WAITS; another worker cannot help: this process may use 1 CPU; TO KEEP UP takes 2 CPUs",
-    ),
-    "threads that are hardly busy together": (
-        statistics(transform=28.0, read=1.0, collate=1.0, **using(1.0)),
-        "transform (93% of worker time); WAITS; 1 more worker would feed it",
-    ),
-    "transforms by name": (
-        statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
-        "transforms decode, Crop, <lambda> (83% of worker time); WAITS; 2 more workers would feed it",
-    ),
-    "storage": (
-        statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
-        "storage (read, 80% of worker time); WAITS; 1 more worker may help; TO KEEP UP takes 4 CPUs",
-    ),
-    "enough on average": (
-        statistics(workers=4, transform=26.0, waits=2.0, works=8.0),
-        "transform (81% of worker time); WAITS; 1 more worker would feed it",
-    ),
-    "no more CPUs": (
-        statistics(cpus=2),
-        "TRANSFORM; WAITS; another worker cannot help: this process may use 2 CPUs; TO KEEP UP takes 4 CPUs",
-    ),
-    "processes that read on all CPUs": (
-        statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, **PROCESSES),
+    "more processes than CPUs": (statistics(transform=76.0, workers=4, cpus=2, **PROCESSES),
+        "transform (93% of worker time); WAITS; CANNOT HELP 2 CPUs; TO KEEP UP takes 4 CPUs"),
+    "threads that hold the GIL, on two CPUs": (statistics(cpus=2, **using(0.8)),
+        "TRANSFORM; WAITS; 2 threads keep 0.8 CPUs busy together, as if it holds the GIL: TRY"),
+    "threads that hold the GIL, and use a little more": (statistics(cpus=2, **using(1.2)),
+        "TRANSFORM; WAITS; 2 threads keep 1.2 CPUs busy together, as if it holds the GIL: TRY"),
+    "threads of one CPU": (statistics(cpus=1, **using(1.0)),
+        "TRANSFORM; WAITS; CANNOT HELP 1 CPU; TO KEEP UP takes 2 CPUs"),
+    "threads that are hardly busy together": (statistics(transform=28.0, read=1.0, collate=1.0, **using(1.0)),
+        "transform (93% of worker time); WAITS; 1 more worker would feed it"),
+    "transforms by name": (statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
+        "transforms decode, Crop, <lambda> (83% of worker time); WAITS; 2 more workers would feed it"),
+    "storage": (statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
+        "storage (read, 80% of worker time); WAITS; 1 more worker may help; TO KEEP UP takes 4 CPUs"),
+    "enough on average": (statistics(workers=4, transform=26.0, waits=2.0, works=8.0),
+        "transform (81% of worker time); WAITS; 1 more worker would feed it"),
+    "no more CPUs": (statistics(cpus=2), "TRANSFORM; WAITS; CANNOT HELP 2 CPUs; TO KEEP UP takes 4 CPUs"),
+    "processes that read on all CPUs": (statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, **PROCESSES),
         "storage (read, 80% of worker time); WAITS",
         "another worker cannot help unless reads wait for storage: this process may use 2 CPUs",
-        "TO KEEP UP takes 3 CPUs",
-    ),
-    "threads that hold the GIL": (
-        statistics(**using(1.0)),
-        "TRANSFORM; WAITS; 2 threads keep 1.0 CPUs busy together, as if it holds the GIL: TRY",
-    ),
-    "a source that holds the GIL": (
-        statistics(read=38.0, transform=0.0, **using(1.1)),
-        "STORAGE; WAITS; 2 threads keep 1.1 CPUs busy together, as if it holds the GIL or waits: TRY",
-    ),
+        "TO KEEP UP takes 3 CPUs"),
+    "threads that hold the GIL": (statistics(**using(1.0)),
+        "TRANSFORM; WAITS; 2 threads keep 1.0 CPUs busy together, as if it holds the GIL: TRY"),
+    "a source that holds the GIL": (statistics(read=38.0, transform=0.0, **using(1.1)),
+        "STORAGE; WAITS; 2 threads keep 1.1 CPUs busy together, as if it holds the GIL or waits: TRY"),
     "threads that do not": (statistics(**using(1.8)), "TRANSFORM; WAITS; 2 more workers would feed it"),
-    "decoding of cached images": (
-        statistics(read=6.0, transform=0.0, decode=30.0, collate=0.0, **using(1.9)),
+    "decoding of cached images": (statistics(read=6.0, transform=0.0, decode=30.0, collate=0.0, **using(1.9)),
         "decode (83% of worker time); WAITS; 2 more workers would feed it",
-        "less to decode would help: store images at the size you train on",
-    ),
-    "reads from memory": (
-        statistics(read=38.0, transform=0.0, **using(1.9)),
-        "read (on CPUs, 95% of worker time); WAITS; 2 more workers would feed it",
-    ),
-    "threads that wait for storage": (
-        statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
-        "STORAGE; WAITS; 2 more workers would feed it",
-    ),
+        "less to decode would help: store images at the size you train on"),
+    "reads from memory": (statistics(read=38.0, transform=0.0, **using(1.9)),
+        "read (on CPUs, 95% of worker time); WAITS; 2 more workers would feed it"),
+    "threads that wait for storage": (statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
+        "STORAGE; WAITS; 2 more workers would feed it"),
     "threads that wait for storage, very slow": (
         statistics(read=38.0, transform=0.0, cpus=2, waits=17.0, works=3.0, **using(0.2)),
-        "STORAGE; WAITS; 6 more workers may help; TO KEEP UP takes 14 workers",
-    ),
-    "serial": (
-        statistics(**SERIAL, read=1.0, transform=8.0, collate=1.0, **using(1.0)),
-        "transform (80% of the work); WAITS; 1 worker (OR PROCESSES) would feed it",
-    ),
-    "serial, slow": (
-        statistics(**SERIAL, read=14.0, transform=0.0, collate=1.0, waits=16.0, works=4.0, **using(0.1)),
-        "storage (read, 93% of the work); WAITS; 4 workers would feed it",
-    ),
-    "serial, on two CPUs": (
-        statistics(**SERIAL, transform=7.0, waits=15.0, works=5.0, cpus=2, **using(1.0)),
-        "transform (54% of the work); WAITS; 2 workers (OR PROCESSES) may help; TO KEEP UP takes 3 CPUs",
-    ),
-    "serial, the loader's own cost": (
-        statistics(**SERIAL, read=1.0, transform=2.0, collate=1.0),
-        "the loader itself; the stages take 40% of what the consumer waits; WAITS",
-    ),
-    "quick batches": (
-        statistics(read=0.001, transform=0.0, collate=0.003),
-        "the hand-over of batches, which take 40 us to make; larger ones would help; WAITS",
-    ),
-    "workers that wait": (
-        statistics(transform=4.0, collate=0.0),
-        "batches of unequal cost; workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
-        "WAITS",
-    ),
-    "processes that wait": (
-        statistics(transform=4.0, collate=0.0, **PROCESSES, nbytes=10**15),
+        "STORAGE; WAITS; 6 more workers may help; TO KEEP UP takes 14 workers"),
+    "serial": (statistics(**SERIAL, read=1.0, transform=8.0, collate=1.0, **using(1.0)),
+        "transform (80% of the work); WAITS; 1 worker (OR PROCESSES) would feed it"),
+    "serial, slow": (statistics(**SERIAL, read=14.0, transform=0.0, collate=1.0, waits=16.0, works=4.0, **using(0.1)),
+        "storage (read, 93% of the work); WAITS; 4 workers would feed it"),
+    "serial, on two CPUs": (statistics(**SERIAL, transform=7.0, waits=15.0, works=5.0, cpus=2, **using(1.0)),
+        "transform (54% of the work); WAITS; 2 workers (OR PROCESSES) may help; TO KEEP UP takes 3 CPUs"),
+    "serial, the loader's own cost": (statistics(**SERIAL, read=1.0, transform=2.0, collate=1.0),
+        "the loader itself; the stages take 40% of what the consumer waits; WAITS"),
+    "quick batches": (statistics(read=0.001, transform=0.0, collate=0.003),
+        "the hand-over of batches, which take 40 us to make; larger ones would help; WAITS"),
+    "workers that wait": (statistics(transform=4.0, collate=0.0),
+        "batches of unequal cost",
+        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help; WAITS"),
+    "processes that wait": (statistics(transform=4.0, collate=0.0, **PROCESSES, nbytes=10**15),
         "batches of unequal cost, or their way between processes (10000000.0 MB each)",
-        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help; WAITS",
-    ),
-    "only reads": (
-        statistics(**READS, transform=34.0),
-        "transform (85% of worker time); WAITS; ONLY READS; 6 more workers, one per CPU, may help",
-    ),
-    "only reads, on all CPUs": (
-        statistics(**READS, transform=34.0, cpus=2),
-        "transform (85% of worker time); WAITS; ONLY READS; another worker cannot help: this process may use 2 CPUs",
-    ),
-    "only reads, from slow storage": (
-        statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
-        "STORAGE; WAITS; ONLY READS; the work keeps 0.1 CPUs busy and mostly waits, so more workers may help",
-    ),
-    "only reads, serial": (
-        statistics(**READS, read=16.0, transform=0.0, **SERIAL),
-        "storage (read, 89% of the work); WAITS; ONLY READS; 8 workers (OR PROCESSES), one per CPU, may help",
-    ),
+        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help; WAITS"),
+    "only reads": (statistics(**READS, transform=34.0),
+        "transform (85% of worker time); WAITS; ONLY READS; 6 more workers, one per CPU, may help"),
+    "only reads, on all CPUs": (statistics(**READS, transform=34.0, cpus=2),
+        "transform (85% of worker time); WAITS; ONLY READS; CANNOT HELP 2 CPUs"),
+    "only reads, from slow storage": (statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
+        "STORAGE; WAITS; ONLY READS; the work keeps 0.1 CPUs busy and mostly waits, so more workers may help"),
+    "only reads, serial": (statistics(**READS, read=16.0, transform=0.0, **SERIAL),
+        "storage (read, 89% of the work); WAITS; ONLY READS; 8 workers (OR PROCESSES), one per CPU, may help"),
     "more workers were tried, and the transform holds the GIL": (
         statistics(**READS, workers=1, workers_allowed=8, transform=14.0, **using(1.0)),
         "transform (70% of worker time); WAITS",
-        "1 of 8 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY",
-    ),
+        "1 of 8 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY"),
     "more workers were tried, and the consumer's thread is fastest": (
         statistics(waits=16.0, works=4.0, **SERIAL, workers_allowed=2, transform=10.0, **using(1.0)),
         "transform (62% of the work); WAITS",
-        "none of 2 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY",
-    ),
+        "none of 2 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY"),
     "more workers were tried, and batches are quick": (
-        statistics(
-            waits=0.01,
-            works=0.0001,
-            workers=1,
-            workers_allowed=8,
-            read=0.002,
-            transform=0.008,
-            collate=0.0,
-            **using(1.0),
-        ),
-        "transform (80% of worker time); WAITS; 1 of 8 workers is in use, NOT FASTER",
-    ),
+        statistics(0.002, 0.008, 0.0, waits=0.01, works=1e-4, workers=1, workers_allowed=8, **using(1.0)),
+        "transform (80% of worker time); WAITS; 1 of 8 workers is in use, NOT FASTER"),
     "more workers were tried, and copies are no faster": (
         statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
         "read (on CPUs, 95% of worker time); WAITS",
-        "2 of 4 workers are in use, NOT FASTER: the memory may be the limit, or the GIL",
-    ),
+        "2 of 4 workers are in use, NOT FASTER: the memory may be the limit, or the GIL"),
     "more workers were tried, and the storage is slow": (
         statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(0.1)),
-        "STORAGE; WAITS; 2 of 4 workers are in use, NOT FASTER",
-    ),
-    "more processes were tried": (
-        statistics(**READS, workers=2, workers_allowed=4, transform=34.0, **PROCESSES),
-        "transform (85% of worker time); WAITS; 2 of 4 workers are in use, NOT FASTER",
-    ),
+        "STORAGE; WAITS; 2 of 4 workers are in use, NOT FASTER"),
+    "more processes were tried": (statistics(**READS, workers=2, workers_allowed=4, transform=34.0, **PROCESSES),
+        "transform (85% of worker time); WAITS; 2 of 4 workers are in use, NOT FASTER"),
     "workers that were in use for a part of the time": (
         statistics(workers=8, workers_allowed=8, worker_seconds=40.0, cpus=8),
-        "TRANSFORM; WAITS; another worker cannot help: this process may use 8 CPUs",
-    ),
-    "downloads that nobody waits for": (
-        replace(downloading(), wait_seconds=0.2, consumer_seconds=19.8),
-        "the consumer; it waits 1% of the time",
-    ),
+        "TRANSFORM; WAITS; CANNOT HELP 8 CPUs"),
+    "downloads that nobody waits for": (replace(downloading(), wait_seconds=0.2, consumer_seconds=19.8),
+        "the consumer; it waits 1% of the time"),
     "downloads that take less than decoding": (
         replace(downloading(1.0), stages={"download": StageStatistics(9, 1.0), **statistics().stages}),
-        "transform (81% of worker time); WAITS; 2 more workers would feed it",
-    ),
-    "throttled": (
-        downloading(throttled=11, shards_again=90, transfer_seconds=0.0),
+        "transform (81% of worker time); WAITS; 2 more workers would feed it"),
+    "throttled": (downloading(throttled=11, shards_again=90, transfer_seconds=0.0),
         "DOWNLOAD; WAITS",
-        (
-            "the store throttles, 11 of 1,000 answers were 429 or 503: allow fewer remote.connections, or "
-            "shuffle in a pool of more shards"
-        ),
-    ),
-    "throttled once, and a cache that is too small": (
-        downloading(throttled=10, shards_again=11, transfer_seconds=0.0),
+        ("the store throttles, 11 of 1,000 answers were 429 or 503: allow fewer remote.connections, or "
+         "shuffle in a pool of more shards")),
+    "throttled once, and a cache that is too small": (downloading(throttled=10, shards_again=11, transfer_seconds=0.0),
         "DOWNLOAD; WAITS",
-        (
-            "the cache is too small, 11 of 100 downloads of shards were of evicted ones: raise remote.budget, or "
-            "shuffle in a pool of fewer shards"
-        ),
-    ),
-    "a few downloaded again, too late": (
-        downloading(shards_again=10, request_seconds=159.0, transfer_seconds=0.0),
+        ("the cache is too small, 11 of 100 downloads of shards were of evicted ones: raise remote.budget, or "
+         "shuffle in a pool of fewer shards")),
+    "a few downloaded again, too late": (downloading(shards_again=10, request_seconds=159.0, transfer_seconds=0.0),
         "DOWNLOAD; WAITS",
-        "8.0 of 16 connections are in use: raise remote.budget, to download further ahead, or lower remote.part_bytes",
-    ),
-    "ranges too late": (
-        downloading(request_seconds=20.0, **BY_RANGE),
+        ("8.0 of 16 connections are in use: raise remote.budget, to download further ahead, or lower "
+         "remote.part_bytes")),
+    "ranges too late": (downloading(request_seconds=20.0, **BY_RANGE),
         "DOWNLOAD; WAITS; 1.0 of 16 connections are in use: the order or the consumer asks too late",
-        "whole shards in a remote.cache may help",
-    ),
-    "ranges of processes": (
-        downloading(request_seconds=20.0, **PROCESSES, **BY_RANGE),
+        "whole shards in a remote.cache may help"),
+    "ranges of processes": (downloading(request_seconds=20.0, **PROCESSES, **BY_RANGE),
         "DOWNLOAD; WAITS",
-        (
-            "1.0 of 16 connections are in use: worker processes fetch no ranges ahead, so use threads, or whole "
-            "shards in a remote.cache"
-        ),
-    ),
-    "latency of ranges": (
-        downloading(request_seconds=160.0, transfer_seconds=79.0, wasted_bytes=100000000, **BY_RANGE),
+        ("1.0 of 16 connections are in use: worker processes fetch no ranges ahead, so use threads, or whole "
+         "shards in a remote.cache")),
+    "latency of ranges": (downloading(request_seconds=160.0, transfer_seconds=79.0, wasted_bytes=100000000, **BY_RANGE),
         "DOWNLOAD; WAITS",
-        (
-            "8.0 connections bring 20.0 MB/s, 25% of it wasted, and answers take 81 ms to begin: keep whole "
-            "shards in a remote.cache, or allow more remote.connections"
-        ),
-    ),
-    "latency of shards": (
-        downloading(transfer_seconds=100.0),
+        ("8.0 connections bring 20.0 MB/s, 25% of it wasted, and answers take 81 ms to begin: keep whole "
+         "shards in a remote.cache, or allow more remote.connections")),
+    "latency of shards": (downloading(transfer_seconds=100.0),
         "DOWNLOAD; WAITS",
-        (
-            "16.0 connections bring 20.0 MB/s, and answers take 220 ms to begin: raise remote.part_bytes, or "
-            "allow more remote.connections"
-        ),
-    ),
-    "bandwidth of shards": (
-        downloading(),
+        ("16.0 connections bring 20.0 MB/s, and answers take 220 ms to begin: raise remote.part_bytes, or "
+         "allow more remote.connections")),
+    "bandwidth of shards": (downloading(),
         "DOWNLOAD; WAITS",
-        (
-            "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or raise "
-            "remote.budget, which keeps more shards"
-        ),
-    ),
-    "bandwidth of ranges": (
-        downloading(**BY_RANGE),
+        ("16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or raise "
+         "remote.budget, which keeps more shards")),
+    "bandwidth of ranges": (downloading(**BY_RANGE),
         "DOWNLOAD; WAITS",
-        (
-            "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or keep "
-            "shards in a remote.cache"
-        ),
-    ),
-}
+        ("16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or keep "
+         "shards in a remote.cache")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VERDICTS)

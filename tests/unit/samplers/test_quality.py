@@ -212,69 +212,43 @@ def test_a_global_shuffle_is_ideal(seed):
 
 
 REVERSED = Table((tuple(reversed(range(2000))),), 2000)
+SMALL_POOL = PoolShuffle(ShardSequential((1000,) * 100, 0), 1000, 0)
+STAY = "records stay about where they are in index order"
+FURTHER = r"records move 1\.50 times as far as in a uniform shuffle"
 FAR, ONCE = "records move as far as in a uniform shuffle", "each record occurs once"
 
 
 @pytest.mark.parametrize(
-    ("order", "size", "lengths", "expected"),
+    ("order", "size", "lengths", "moves", "mixes", "repeats"),
     [
-        (
-            PoolShuffle(ShardSequential((1000,) * 100, 0), 1000, 0),
-            200,
-            (1000,) * 100,
-            [".*", r"a batch mixes 6\.\d of 100 shards; in a uniform shuffle 86\.6", ONCE],
-        ),
-        (
-            Sequential(50_000),
-            50,
-            None,
-            [
-                "records stay about where they are in index order",
-                r"a batch mixes 1\.0 of 100 parts; in a uniform shuffle 39\.5",
-                ONCE,
-            ],
-        ),
-        (
-            REVERSED,
-            20,
-            None,
-            [r"records move 1\.50 times as far as in a uniform shuffle", r"a batch mixes 1\.0 of 100 parts; .*", ONCE],
-        ),
+        (SMALL_POOL, 200, (1000,) * 100, ".*", r"6\.\d of 100 shards; in a uniform shuffle 86\.6", ONCE),
+        (Sequential(50_000), 50, None, STAY, r"1\.0 of 100 parts; in a uniform shuffle 39\.5", ONCE),
+        (REVERSED, 20, None, FURTHER, r"1\.0 of 100 parts; .*", ONCE),
         (
             Weighted([1.0] * 100, 100, seed=0),
             10,
             None,
-            [".*", ".*", r"\d+ records occur more than once, \d+ of 100 never"],
+            ".*",
+            ".*",
+            r"\d+ records occur more than once, \d+ of 100 never",
         ),
     ],
     ids=["small pool", "no shuffle", "reversed", "weighted"],
 )
-def test_bad_orders_are_seen(order, size, lengths, expected):
+def test_bad_orders_are_seen(order, size, lengths, moves, mixes, repeats):
     found = verdicts(order_report(BatchSampler(sampler=order, batch_size=size), shard_lengths=lengths))
-    for text, pattern in zip(found, expected, strict=True):
+    for text, pattern in zip(found, (moves, f"a batch mixes {mixes}", repeats), strict=True):
         assert re.fullmatch(pattern, text)
 
 
-SAMPLED = {"records": 9, "positions": 5, "whole": False, "repeated": 0, "never": None}
-
-
-@pytest.mark.parametrize(
-    ("part", "verdict"),
-    [
-        (Multiplicity(**SAMPLED), "no record occurs twice or more in the 5 sampled positions"),
-        (Multiplicity(**{**SAMPLED, "repeated": 2}), "2 records occur twice or more in the 5 sampled positions"),
-        (
-            Multiplicity(records=9, positions=9, whole=True, repeated=2, never=3),
-            "2 records occur more than once, 3 of 9 never",
-        ),
-        (
-            Mixing(shards=9, noun="parts", per_batch=Figure(found=4.0, ideal=5.0, error=0.5), middle=None),
-            "a batch mixes as many parts as in a uniform shuffle, within chance",
-        ),
-    ],
-)
-def test_verdicts(part, verdict):
-    assert part.verdict == verdict
+def test_verdicts():
+    sampled = Multiplicity(records=9, positions=5, whole=False, repeated=0, never=None)
+    assert sampled.verdict == "no record occurs twice or more in the 5 sampled positions"
+    assert replace(sampled, repeated=2).verdict == "2 records occur twice or more in the 5 sampled positions"
+    whole = Multiplicity(records=9, positions=9, whole=True, repeated=2, never=3)
+    assert whole.verdict == "2 records occur more than once, 3 of 9 never"
+    mixing = Mixing(shards=9, noun="parts", per_batch=Figure(found=4.0, ideal=5.0, error=0.5), middle=None)
+    assert mixing.verdict == "a batch mixes as many parts as in a uniform shuffle, within chance"
 
 
 # Samples of long epochs

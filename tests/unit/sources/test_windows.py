@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -87,48 +88,40 @@ def test_keys(keyed, key, lengths):
         sequence_lengths(keyed, key=r"ep_(1)?\d*")
 
 
-def lengths_of_x(records):
-    return record_lengths(MemorySource(records), "x")
+@pytest.mark.parametrize(
+    ("records", "options", "match"),
+    [
+        ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
+        ([], {"field": "x", "key": True}, r"got field and key"),
+        ([], {"key": "x", "shards": True}, r"got key and shards"),
+        ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': choose from x"),
+        ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
+        ([{"x": 1}], {"key": True}, r"a record has no field '__key__': choose from x"),
+        ([{"__key__": "0001"}], {"key": True}, r"key '0001' of record 0 does not end in / _ - or \. and digits"),
+        ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
+        ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
+        ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
+        (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
+        ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
+    ],
+)
+def test_sequences_that_cannot_be_told_apart(records, options, match):
+    with pytest.raises(ConfigError, match=match):
+        sequence_lengths(records, **options)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "records", "options", "match"),
+    ("records", "match"),
     [
-        *(
-            (sequence_lengths, *row)
-            for row in [
-                ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
-                ([], {"field": "x", "key": True}, r"got field and key"),
-                ([], {"key": "x", "shards": True}, r"got key and shards"),
-                ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': choose from x"),
-                ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
-                ([{"x": 1}], {"key": True}, r"a record has no field '__key__': choose from x"),
-                (
-                    [{"__key__": "0001"}],
-                    {"key": True},
-                    r"key '0001' of record 0 does not end in / _ - or \. and digits",
-                ),
-                ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
-                ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
-                ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
-                (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
-                ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
-            ]
-        ),
-        (lengths_of_x, [{"y": b"1"}], {}, "a record has no field 'x': choose from y"),
-        (lengths_of_x, [b"abc"], {}, "records are bytes, not fields: choose a codec"),
-        (
-            lengths_of_x,
-            [{"x": b""}, {"x": 3}],
-            {},
-            "'x' of record 1 has no length: expected an array, bytes or text, got",
-        ),
-        (lengths_of_x, [{"x": np.array(3.5)}], {}, r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
+        ([{"y": b"1"}], "a record has no field 'x': choose from y"),
+        ([b"abc"], "records are bytes, not fields: choose a codec"),
+        ([{"x": b""}, {"x": 3}], "'x' of record 1 has no length: expected an array, bytes or text, got"),
+        ([{"x": np.array(3.5)}], r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
     ],
 )
-def test_what_is_refused(lengths, records, options, match):
+def test_records_without_a_length(records, match):
     with pytest.raises(ConfigError, match=match):
-        lengths(records, **options)
+        record_lengths(MemorySource(records), "x")
 
 
 def records_of(count):
@@ -325,19 +318,13 @@ def test_windows_by_time_beside_a_search_in_each_sequence(gaps, stride, length, 
             ]
             expected.append((played[:-1], [not inside(time) for time in instants], played[-1]))
         start += len(times)
-    settings = {
-        "length": length,
-        "stride": stride,
-        "offsets": {"x": [offset]},
-        "fps": fps,
-        "ends": ("drop", "pad")[pads],
-    }
-    lengths = [*map(len, sequences)]
+    lengths, ends = [*map(len, sequences)], ("drop", "pad")[pads]
+    make = partial(windows, source, lengths, length, stride, ends=ends, offsets={"x": [offset]}, fps=fps)
     if sum(lengths) and not expected:
         with pytest.raises(ConfigError, match="no sequence is long enough for a window"):
-            windows(source, lengths, **settings)
+            make()
         return
-    found = [*windows(source, lengths, **settings)]
+    found = [*make()]
     assert [record["x"].tolist() for record in found] == [[other] for *_, other in expected]
     times = np.concatenate([*sequences, []]) / 1000
     assert [record["time"].tolist() for record in found] == [times[played].tolist() for played, *_ in expected]

@@ -13,7 +13,6 @@ from chat_tokenizers import make
 from dataload import ConfigError
 from dataload.text import Chat
 
-STABLE = ["chatml", "gemma", "llama3", "mistral", "qwen2_5"]
 MARKED = ["gemma_training", "llama3_training", "phi3_training", "qwen2_5_training"]
 
 
@@ -35,16 +34,11 @@ def learnt(transform, sample):
     return [transform.tokenizer.decode(ids[run]) for run in runs if labels[run[0]] >= 0]
 
 
-ENDS = {
-    "chatml": "<|im_end|>\n",
-    "qwen2_5": "<|im_end|>\n",
-    "llama3": "<|eot_id|>",
-    "mistral": "</s>",
-    "gemma": "<end_of_turn>\n",
-}
+ENDS = dict.fromkeys(("chatml", "qwen2_5"), "<|im_end|>\n")
+ENDS |= {"llama3": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>\n"}
 
 
-@pytest.mark.parametrize("name", STABLE)
+@pytest.mark.parametrize("name", ENDS)
 def test_answers_are_what_the_template_adds_after_its_prompt(name):
     transform = Chat(make(name))
     sample = transform({"messages": TALK, "other": 1})
@@ -122,56 +116,37 @@ def test_tools_and_system_messages_are_rendered_and_not_learnt():
     assert (renamed["labels"] == sample["labels"]).all()
 
 
-THINKING = [
-    user("1 + 1?"),
-    answer("<think>\nadd\n</think>\n\n2"),
-    user("and 1?"),
-    answer("<think>\nadd\n</think>\n\n3"),
-]
+THOUGHT = "<think>\nadd\n</think>\n\n"
+THINKING = [user("1 + 1?"), answer(THOUGHT + "2"), user("and 1?"), answer(THOUGHT + "3")]
 
 
 @pytest.mark.parametrize(
-    ("name", "sample", "message"),
+    ("name", "talk", "message"),
     [
-        ("chatml", {"messages": [user("Hello?")]}, "field 'messages' has no assistant turn: its roles are user$"),
-        ("chatml", {"messages": []}, r"field 'messages' must be a list of messages, got list \[\]"),
-        ("chatml", {"messages": {"role": "user"}}, "field 'messages' must be a list of messages, got dict"),
-        ("chatml", {"messages": "Hello"}, "field 'messages' is text, and not JSON: Expecting value"),
-        (
-            "chatml",
-            {"messages": [{"from": "gpt", "value": "a"}]},
-            "message 0 in field 'messages' must be a dict with .*",
-        ),
-        ("chatml", {"messages": ["a"]}, "message 0 in field 'messages' must be a dict with role and content, got 'a'"),
-        ("chatml", {"messages": ["a" * 99]}, f"a dict with role and content, got '{'a' * 79}$"),
-        ("chatml", {"talk": TALK}, "there is no field 'messages': choose from talk"),
-        (
-            "chatml",
-            {"messages": [answer("Hi"), user("a")]},
-            "begins with an answer, and the chat template has no markers",
-        ),
-        (
-            "mistral",
-            {"messages": [user("a"), user("b"), answer("c")]},
-            "refuses the conversation in field 'messages': .*",
-        ),
-        ("gemma", {"messages": [{"role": "system", "content": "a"}, *TALK]}, "System role not supported"),
-        (
-            "phi3",
-            {"messages": TALK},
-            r"of field 'messages' are '/s>' from character \d+ if none follow, and '\|user\|>",
-        ),
-        (
-            "qwen3",
-            {"messages": THINKING},
-            "the chat template is not prefix-stable, so it .* the first 2 messages of field",
-        ),
-        ("qwen2_5_training", {"messages": TALK, "tools": "{"}, "field 'tools' is text, and not JSON"),
+        ("chatml", [user("Hello?")], "field 'messages' has no assistant turn: its roles are user$"),
+        ("chatml", [], r"field 'messages' must be a list of messages, got list \[\]"),
+        ("chatml", {"role": "user"}, "field 'messages' must be a list of messages, got dict"),
+        ("chatml", "Hello", "field 'messages' is text, and not JSON: Expecting value"),
+        ("chatml", [{"from": "gpt", "value": "a"}], "message 0 in field 'messages' must be a dict with .*"),
+        ("chatml", ["a"], "message 0 in field 'messages' must be a dict with role and content, got 'a'"),
+        ("chatml", ["a" * 99], f"a dict with role and content, got '{'a' * 79}$"),
+        ("chatml", [answer("Hi"), user("a")], "begins with an answer, and the chat template has no markers"),
+        ("mistral", [user("a"), user("b"), answer("c")], "refuses the conversation in field 'messages': .*"),
+        ("gemma", [{"role": "system", "content": "a"}, *TALK], "System role not supported"),
+        ("phi3", TALK, r"of field 'messages' are '/s>' from character \d+ if none follow, and '\|user\|>"),
+        ("qwen3", THINKING, "the chat template is not prefix-stable, so it .* the first 2 messages of field"),
     ],
 )
-def test_conversations_that_cannot_be_labelled(name, sample, message):
+def test_conversations_that_cannot_be_labelled(name, talk, message):
     with pytest.raises(ConfigError, match=message):
-        Chat(make(name))(sample)
+        Chat(make(name))({"messages": talk})
+
+
+def test_samples_without_the_fields_that_they_need():
+    with pytest.raises(ConfigError, match="there is no field 'messages': choose from talk"):
+        Chat(make())({"talk": TALK})
+    with pytest.raises(ConfigError, match="field 'tools' is text, and not JSON"):
+        Chat(make("qwen2_5_training"))({"messages": TALK, "tools": "{"})
 
 
 def test_a_conversation_without_labels_is_an_error():

@@ -118,9 +118,25 @@ static int row_differs(const Cut *c, const char *row) {
     return differ != 0;
 }
 
-#define CUT_CONSTANT(LENGTH) \
-    case LENGTH: \
-        for (int row = 0; row < rows; row++) memcpy(to + row * LENGTH, from[row] + start, LENGTH); \
+static void copy_values(char *to, const char *const *from, int64_t start, int64_t length, int rows) {
+    char *out[TOGETHER];
+    const char *values[TOGETHER];
+    int64_t lengths[TOGETHER];
+    if (length <= 8 * LINE) {
+        for (int row = 0; row < rows; row++) memcpy(to + row * length, from[row] + start, length);
+        return;
+    }
+    for (int row = 0; row < rows; row += TOGETHER) {
+        int few = rows - row < TOGETHER ? rows - row : TOGETHER;
+        for (int each = 0; each < few; each++)
+            out[each] = to + (row + each) * length, values[each] = from[row + each] + start, lengths[each] = length;
+        copy_together(out, values, lengths, few);
+    }
+}
+
+#define CUT_CONSTANT(BYTES) \
+    case BYTES: \
+        for (int row = 0; row < rows; row++) memcpy(to + row * BYTES, from[row] + start, BYTES); \
         break;
 
 static void run_cut(const void *job) {
@@ -149,8 +165,7 @@ static void run_cut(const void *job) {
             char *to = c->out + c->targets[field] + first * length;
             switch (length) {
                 CUT_CONSTANT(1) CUT_CONSTANT(2) CUT_CONSTANT(4) CUT_CONSTANT(8) CUT_CONSTANT(64)
-                default:
-                    for (int row = 0; row < rows; row++) memcpy(to + row * length, from[row] + start, length);
+                default: copy_values(to, from, start, length, rows);
             }
         }
     }

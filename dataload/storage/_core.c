@@ -218,6 +218,7 @@ typedef struct {
 } Copy;
 
 #define FROM(copy, row) ((const char *)((copy)->data + (uintptr_t)(copy)->offsets[row]))
+#define LENGTH(copy, row) ((copy)->lengths ? (copy)->lengths[row] : (copy)->length)
 
 #define AHEAD 24 /* rows; hides the latency of memory for rows of up to a few cache lines */
 #define LINE 64
@@ -247,15 +248,66 @@ static void copy_small(const Copy *c) {
     }
 }
 
+#define LARGE (32 * LINE) /* bytes of a row on average */
+#define TOGETHER 6 /* rows that are copied in turn: memory serves several places sooner than one after another */
+
+/* Copy at most so many rows, a line of each in turn, and then what is left of each. */
+static inline void copy_together(char *const *to, const char *const *from, const int64_t *lengths, int rows) {
+    int64_t shared = rows ? lengths[0] : 0;
+    for (int row = 1; row < rows; row++)
+        if (lengths[row] < shared) shared = lengths[row];
+    shared -= shared % LINE;
+    for (int64_t at = 0; at < shared; at += LINE)
+        for (int row = 0; row < rows; row++) memcpy(to[row] + at, from[row] + at, LINE);
+    for (int row = 0; row < rows; row++) memcpy(to[row] + shared, from[row] + shared, lengths[row] - shared);
+}
+
+static void copy_large(const Copy *c) {
+    char *out = c->out, *to[TOGETHER];
+    const char *from[TOGETHER];
+    int64_t lengths[TOGETHER];
+    int held = 0;
+    for (Py_ssize_t row = 0; row < c->count; row++) {
+        if (row + AHEAD < c->count) __builtin_prefetch(FROM(c, row + AHEAD));
+        from[held] = FROM(c, row);
+        to[held] = c->rows ? c->rows[row] : out;
+        lengths[held] = LENGTH(c, row);
+        out += lengths[held];
+        if (++held == TOGETHER) {
+            copy_together(to, from, lengths, TOGETHER);
+            held = 0;
+        }
+    }
+    copy_together(to, from, lengths, held);
+}
+
+static void run_ranges(const void *job) {
+    const Copy *c = job;
+    char *out = c->out;
+    int64_t total = 0;
+    for (Py_ssize_t row = 0; row < c->count; row++) total += LENGTH(c, row);
+    if (total >= c->count * LARGE) {
+        copy_large(c);
+        return;
+    }
+    for (Py_ssize_t row = 0; row < c->count; row++) {
+        if (row + AHEAD < c->count) __builtin_prefetch(FROM(c, row + AHEAD));
+        if (row + 1 < c->count && LENGTH(c, row + 1) >= 4 * LINE) prefetch_row(FROM(c, row + 1), LENGTH(c, row + 1));
+        if (c->rows) out = c->rows[row];
+        memcpy(out, FROM(c, row), LENGTH(c, row));
+        out += LENGTH(c, row);
+    }
+}
+
 /* The compiler turns memcpy of a constant length into a few instructions. */
-#define COPY_CONSTANT(LENGTH) \
-    case LENGTH: \
+#define COPY_CONSTANT(BYTES) \
+    case BYTES: \
         for (Py_ssize_t row = 0; row < c->count; row++) { \
             if (row + AHEAD < c->count) { \
                 __builtin_prefetch(FROM(c, row + AHEAD)); \
-                if (LENGTH > 1) __builtin_prefetch(FROM(c, row + AHEAD) + LENGTH - 1); \
+                if (BYTES > 1) __builtin_prefetch(FROM(c, row + AHEAD) + BYTES - 1); \
             } \
-            memcpy(c->out + row * LENGTH, FROM(c, row), LENGTH); \
+            memcpy(c->out + row * BYTES, FROM(c, row), BYTES); \
         } \
         return;
 
@@ -265,27 +317,8 @@ static void run_gather(const void *job) {
         COPY_CONSTANT(1) COPY_CONSTANT(2) COPY_CONSTANT(4) COPY_CONSTANT(8)
         COPY_CONSTANT(16) COPY_CONSTANT(32) COPY_CONSTANT(64) COPY_CONSTANT(128)
     }
-    if (c->length <= 8 * LINE) {
-        copy_small(c);
-        return;
-    }
-    for (Py_ssize_t row = 0; row < c->count; row++) {
-        if (row + 1 < c->count) prefetch_row(FROM(c, row + 1), c->length);
-        memcpy(c->out + row * c->length, FROM(c, row), c->length);
-    }
-}
-
-static void run_ranges(const void *job) {
-    const Copy *c = job;
-    char *out = c->out;
-    for (Py_ssize_t row = 0; row < c->count; row++) {
-        if (row + AHEAD < c->count) __builtin_prefetch(FROM(c, row + AHEAD));
-        if (row + 1 < c->count && c->lengths[row + 1] >= 4 * LINE)
-            prefetch_row(FROM(c, row + 1), c->lengths[row + 1]);
-        if (c->rows) out = c->rows[row];
-        memcpy(out, FROM(c, row), c->lengths[row]);
-        out += c->lengths[row];
-    }
+    if (c->length <= 8 * LINE) copy_small(c);
+    else run_ranges(c);
 }
 
 #define KEEPS_GIL (1 << 16) /* bytes of plain memory that are copied faster than the GIL is handed over and back */

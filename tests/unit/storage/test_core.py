@@ -75,7 +75,7 @@ def test_small_files(one, tmp_path):
 
 @st.composite
 def gathers(draw):
-    length = draw(st.integers(0, 700) | st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+    length = draw(st.integers(0, 700) | st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 2047, 2048, 2100]))
     stride = draw(st.integers(1, 300))
     start = draw(st.integers(0, 400))
     last = (len(DATA) - start - length) // stride
@@ -102,7 +102,11 @@ def test_gather_equals_slices(arguments):
         assert not 0 <= indices[-1] <= (len(DATA) - start - length) // stride
 
 
-@given(st.lists(st.tuples(st.integers(-2, 5002), st.integers(-1, 700)), max_size=60))
+PAIRS = st.lists(st.tuples(st.integers(-2, 5002), st.integers(-1, 700)), max_size=60)
+LONG_PAIRS = st.lists(st.tuples(st.integers(0, 700), st.sampled_from([1, 2048, 2111, 4300])), max_size=20)
+
+
+@given(PAIRS | LONG_PAIRS)
 @settings(deadline=None)
 def test_ranges_equal_slices(pairs):
     offsets, lengths = (numbers(*column) for column in zip(*pairs, strict=True)) if pairs else (numbers(), numbers())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.collate import default_collate
-from dataload.collate.columns import like
+from dataload.collate.columns import like, map_columns
 from dataload.errors import WorkerError
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import nbytes
@@ -35,32 +36,30 @@ class Stacked:
 
 def stack(samples: list[Any]) -> Stacked:
     """Stack samples that have the same form; leave others to `join`, which has all samples of the batch."""
-    form = _form(samples[0]) if samples else None
-    if form is None or any(_form(sample) != form for sample in samples[1:]):
-        return Stacked(len(samples), samples=samples)
-    return Stacked(len(samples), default_collate(samples), form)
+    with suppress(Exception):  # raised again by `join`, for the step at fault
+        form = _form(samples[0]) if samples else None
+        if form is not None and all(_form(sample) == form for sample in samples):
+            return Stacked(len(samples), default_collate(samples), form)
+    return Stacked(len(samples), samples=samples)
 
 
-def merge(steps: list[Stacked]) -> list[Stacked]:
-    """Return a list with one entry for all steps, or `steps` if their columns differ in form."""
-    given = [step for step in steps if step.count]
-    if len(given) < 2 or given[0].form is None or not all(_alike(step, given[0]) for step in given[1:]):
-        return steps
-    count = sum(step.count for step in given)
-    return [Stacked(count, _join([step.columns for step in given], np.ones(count, np.bool_)), given[0].form)]
-
-
-def cut(merged: Stacked, counts: Sequence[int]) -> list[Stacked]:
-    """Split merged steps into steps with these numbers of samples."""
+def cut(stacked: Stacked, counts: Sequence[int]) -> list[Stacked]:
+    """Split the samples of several steps into steps with these numbers of samples."""
     edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
-    return [Stacked(stop - start, _cut(merged.columns, start, stop), merged.form) for start, stop in edges]
+    return [_part(stacked, start, stop) for start, stop in edges]
+
+
+def _part(stacked: Stacked, start: int, stop: int) -> Stacked:
+    if stacked.form is None:
+        return Stacked(stop - start, samples=stacked.samples[start:stop])
+    return Stacked(stop - start, map_columns(stacked.columns, lambda column, _: column[start:stop]), stacked.form)
 
 
 def join(stacks: Sequence[Stacked], valid: BoolArray) -> Any:
     """Return `default_collate` of the samples, with blanks in the cells that are not valid, (rows * chunk,) bool."""
     given = [stack for stack in stacks if stack.count]
     first = given[0]
-    if first.form is not None and all(_alike(stack, first) for stack in given[1:]):
+    if first.form is not None and all(stack.form == first.form for stack in given[1:]):
         return _join([stack.columns for stack in given], valid)
     return default_collate(spread(samples_of(given), valid))
 
@@ -98,6 +97,8 @@ def blank(sample: Any) -> Any:
 
 def _form(sample: Any) -> Any:
     """Return the types, dtypes and shapes that decide how a sample is stacked."""
+    if type(sample) is int and not -(1 << 63) <= sample < 1 << 63:
+        return object()  # equals nothing: a column of Python ints has another dtype if one of them is this large
     if type(sample) in _PLAIN:
         return type(sample)
     if isinstance(sample, np.ndarray):
@@ -112,28 +113,6 @@ def _form(sample: Any) -> Any:
         array = np.asarray(sample)
         return array.dtype, array.shape
     return type(sample)
-
-
-def _alike(stack: Stacked, other: Stacked) -> bool:
-    # Columns of Python ints are int64 only if the values fit.
-    return stack.form == other.form and _dtypes(stack.columns) == _dtypes(other.columns)
-
-
-def _dtypes(columns: Any) -> Any:
-    if isinstance(columns, dict):
-        return {name: _dtypes(column) for name, column in cast("dict[Any, Any]", columns).items()}
-    if isinstance(columns, tuple):
-        return [_dtypes(column) for column in cast("tuple[Any, ...]", columns)]
-    return getattr(columns, "dtype", None)
-
-
-def _cut(columns: Any, start: int, stop: int) -> Any:
-    if isinstance(columns, dict):
-        return {name: _cut(column, start, stop) for name, column in cast("dict[Any, Any]", columns).items()}
-    if isinstance(columns, tuple):
-        given = cast("tuple[Any, ...]", columns)
-        return like(type(given), [_cut(column, start, stop) for column in given])
-    return columns[start:stop]
 
 
 def _join(columns: list[Any], valid: BoolArray) -> Any:
@@ -229,7 +208,7 @@ class Step(NamedTuple):
     chunk: int
     times: list[float]  # time at the start and after each row
     states: tuple[Any, ...]  # see `StepRows`
-    stacked: Stacked  # the samples of all items, row after row
+    samples: list[Any]  # of all items, row after row
 
 
 class RowResults(NamedTuple):
@@ -240,7 +219,7 @@ class RowResults(NamedTuple):
     times: Float64Array  # (steps, 1 + rows) float64, see `Step`
     states: list[tuple[Any, ...]]  # of each step
     counts: list[int]  # items of each step
-    stacked: list[Stacked]  # one entry for all steps, or one per step
+    stacked: Stacked  # the samples of all steps
     failures: list[WorkerError]  # of the step after these; see `RowGroup`
     spans: list[list[StageSpan]]  # of each step, including the failed one
     worker: str
@@ -248,17 +227,22 @@ class RowResults(NamedTuple):
 
     @classmethod
     def of(
-        cls, made: list[Step], failures: list[WorkerError], spans: list[list[StageSpan]], worker: str, seconds: float
+        cls,
+        made: list[Step],
+        stacked: Stacked,
+        failures: list[WorkerError],
+        spans: list[list[StageSpan]],
+        worker: str,
+        seconds: float,
     ) -> RowResults:
-        stacked = [step.stacked for step in made]
         return cls(
             # Each number is contiguous in memory, because batches use the first two without copying.
             np.array([list(zip(*step.numbers, strict=True)) for step in made], np.int64),
             _flags(made),
             np.array([step.times for step in made]),
             [step.states for step in made],
-            [each.count for each in stacked],
-            merge(stacked),
+            [len(step.samples) for step in made],
+            stacked,
             failures,
             spans,
             worker,
@@ -267,16 +251,14 @@ class RowResults(NamedTuple):
 
     def nbytes(self) -> int:
         states = [state for states in self.states for state in states if state is not None]
-        return nbytes(states) + sum(nbytes(each.columns) + nbytes(each.samples) for each in self.stacked)
+        return nbytes(states) + nbytes(self.stacked.columns) + nbytes(self.stacked.samples)
 
     def groups(self) -> list[RowGroup]:
-        stacked, good = self.stacked, len(self.counts)
-        if len(stacked) < good:
-            stacked = cut(stacked[0], self.counts)
         rows = map(StepRows, self.numbers, self.flags, np.diff(self.times), self.states)
+        good = len(self.counts)
         found = [
             RowGroup(each, samples, [], spans, self.worker)
-            for each, samples, spans in zip(rows, stacked, self.spans[:good], strict=True)
+            for each, samples, spans in zip(rows, cut(self.stacked, self.counts), self.spans[:good], strict=True)
         ]
         return found + [RowGroup(None, Stacked(0), self.failures, spans, self.worker) for spans in self.spans[good:]]
 

@@ -68,7 +68,12 @@ class RowWork:
             spans.append(self._make(task.epoch, made, failures))
             self._step += 1
             seconds = perf_counter() - begun
-        return RowResults.of(made, failures, spans, worker_name(), seconds)
+        samples = [sample for step in made for sample in step.samples]
+        stacking = perf_counter()
+        stacked = stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples)
+        if made and self.plan.stacks:
+            spans[len(made) - 1].append(("collate", stacking, perf_counter()))
+        return RowResults.of(made, stacked, failures, spans, worker_name(), perf_counter() - begun)
 
     def _begin(self, task: RowTask, status: WorkerStatus) -> None:
         self.close()
@@ -91,19 +96,17 @@ class RowWork:
             if is_for_consumer(error):
                 raise
             failures.append(self._error(epoch, len(taken), error))
-            return [("read", times[0], perf_counter())]
-        return [("read", times[0], times[-1]), ("collate", times[-1], perf_counter())]
+        return [("read", times[0], perf_counter())]
 
     def _step_of(self, taken: list[Taken], times: list[float]) -> Step:
         streams = self._streams
-        samples = [sample for each in taken for sample in each.samples]
         return Step(
             [(each.sequence, each.offset, *stream.position) for each, stream in zip(taken, streams, strict=True)],
             [each.starts for each in taken],
             self.plan.chunk,
             times,
             tuple([stream.state() for stream in streams]),
-            stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples),
+            [sample for each in taken for sample in each.samples],
         )
 
     def _error(self, epoch: int, row: int, error: BaseException) -> WorkerError:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dataload import WorkerError, default_collate
 from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition
 from dataload.streams import MultiStreamLoader, workers
-from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
+from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, join, samples_of, stack
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
@@ -142,15 +142,16 @@ class Made(Result):
     task: RowTask
 
     def result(self):
-        most, data = self.task.most, np.zeros((1, self.executor.values))
-        small = Stacked(1, np.zeros((1, 1)), (np.dtype(float), (1,)))
+        most, values = self.task.most, self.executor.values
+        data, form = np.zeros((most, values)), (np.dtype(float), (values,))
         stacked, state = {
-            "columns": (Stacked(1, data, (np.dtype(float), (self.executor.values,))), None),
-            "samples": (Stacked(1, samples=[data]), None),
-            "states": (small, data),
+            "columns": (Stacked(most, data, form), None),
+            "samples": (Stacked(most, samples=[*data]), None),
+            "states": (Stacked(most, data[:, :1], (np.dtype(float), (1,))), data[:1]),
         }[self.executor.of]
-        made = [Step([(0, 0, 0, 0, 0)], [[True]], 1, [0.0, 0.0], (state,), stacked)] * most
-        return RowResults.of(made, [], [[("read", 0.0, 0.0)]] * most, "worker", most * self.executor.seconds)
+        made = [Step([(0, 0, 0, 0, 0)], [[True]], 1, [0.0, 0.0], (state,), [data])] * most
+        spans = [[("read", 0.0, 0.0)]] * most
+        return RowResults.of(made, stacked, [], spans, "worker", most * self.executor.seconds)
 
 
 @pytest.mark.parametrize(
@@ -179,18 +180,25 @@ def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     assert [task.starts for task in executor.tasks[:3]] == [("start",), (), ()]
 
 
-# --- merged columns ------------------------------------------------------------------------------------------------
+# --- stacked columns -----------------------------------------------------------------------------------------------
 
-VALUES = st.sampled_from([1, 2, 2**63, 0.5, True, "a", b"b", None, (1, "x"), {"a": 1}, {"a": 1, "b": 2}])
+VALUES = st.sampled_from([1, 2, 2**63, 2**64, 0.5, True, "a", b"b", None, (1, "x"), {"a": 1}, {"a": 1, "b": 2}])
 
 
 @given(st.lists(st.lists(VALUES, max_size=3) | st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=5))
-def test_merged_steps_are_cut_into_what_they_were(samples):
-    steps = [stack(each) for each in samples]
-    merged = merge(steps)
-    again = cut(merged[0], [step.count for step in steps]) if len(merged) < len(steps) else merged
-    for found, expected in zip(again, steps, strict=True):
-        assert found.count == expected.count
-        if expected.count:
-            both = [repr((each.columns, each.form, each.samples)) for each in (found, expected)]
-            assert both[0] == both[1]
+def test_stacked_steps_are_cut_into_what_they_were(samples):
+    stacked = stack([value for each in samples for value in each])
+    for found, expected in zip(cut(stacked, [*map(len, samples)]), samples, strict=True):
+        assert found.count == len(expected)
+        assert [*map(repr, samples_of([found]))] == [*map(repr, expected)]
+        if expected:
+            assert collated(lambda: join([found], np.ones(found.count, bool))) == collated(  # noqa: B023
+                lambda: default_collate(expected)  # noqa: B023
+            )
+
+
+def collated(make):
+    try:
+        return repr(make())
+    except Exception as error:
+        return str(error)

@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dataload._util.lazy import load_optional
 from dataload.config.problems import REFERENCE_PATTERN, config_error, find_problems, shorten
@@ -227,35 +227,26 @@ def _parse_yaml(text: str, path: str) -> Any:
 
 def _yaml_loader(yaml: Any, path: str) -> Any:
     class Loader(yaml.SafeLoader):
-        """The safe loader; it limits nesting and aliases, and refuses duplicate keys: PyYAML keeps the last."""
-
-        nodes = repeated = 0  # values so far, and how many of them aliases added
-        sizes: ClassVar[dict[Any, int]] = {}  # the class serves one file
+        """The safe loader; it limits nesting and merged tables, and refuses duplicate keys: PyYAML keeps the last."""
 
         def fetch_flow_collection_start(self, token: Any) -> None:
             if self.flow_level > _MOST_LEVELS:  # the scanner's time grows with the square
                 raise ConfigError(f"{path}: brackets at line {self.line + 1} are nested more than {_MOST_LEVELS} deep")
             super().fetch_flow_collection_start(token)
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            line, before = self.peek_event().start_mark.line + 1, self.nodes
-            is_alias = self.check_event(yaml.AliasEvent)
-            node = super().compose_node(parent, index)
-            if not is_alias:
-                self.nodes += 1
-                self.sizes[node] = self.nodes - before
-                if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_DIGITS and node.tag not in _TEXTS:
-                    raise ConfigError(
-                        f"{path}: the value at line {line} has {len(node.value)} characters, without quotes"
-                    )
-            elif node not in self.sizes:
-                raise ConfigError(f"{path}: the alias at line {line} refers to the value that contains it")
-            else:
-                self.nodes += self.sizes[node]
-                self.repeated += self.sizes[node]
-                if self.repeated > _MOST_REPEATED:
-                    raise ConfigError(f"{path}: aliases up to line {line} repeat more than {_MOST_REPEATED:,} values")
+        def compose_scalar_node(self, anchor: Any) -> Any:
+            node = super().compose_scalar_node(anchor)
+            if len(node.value) > _MOST_DIGITS and node.tag not in _TEXTS:
+                line = node.start_mark.line + 1
+                raise ConfigError(f"{path}: the value at line {line} has {len(node.value)} characters, without quotes")
             return node
+
+        def flatten_mapping(self, node: Any) -> None:
+            own = len(node.value)
+            super().flatten_mapping(node)
+            if len(node.value) > own + _MOST_REPEATED:
+                line = node.start_mark.line + 1
+                raise ConfigError(f"{path}: the table at line {line} takes over more than {_MOST_REPEATED:,} keys")
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()

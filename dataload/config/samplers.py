@@ -192,13 +192,6 @@ class _Mixture(SamplerSection):
     min_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="The least share of a source with a weight above 0; the others share the rest."
     )
-    max_epochs: float | dict[str, float] | Annotated[tuple[float, ...], Field(strict=False, min_length=1)] | None = (
-        Field(
-            None,
-            description="The most passes over each source in an epoch: one number, a list, or numbers by the names of "
-            "some; inf is no limit. When a source is used up, the others have its share.",
-        )
-    )
     with_source: bool = Field(
         False, description="Whether to add the field source, int32, the number of the record's source."
     )

@@ -44,12 +44,12 @@ def circular() -> dict[str, object]:
 
 
 FILES = {
-    "aliases": ("a.yaml", aliases(9), r"a\.yaml: aliases up to line \d+ repeat more than 20,000 values"),
-    "merges": ("a.yaml", merges(30), r"aliases up to line \d+ repeat more than 20,000 values"),
+    "aliases": ("a.yaml", aliases(9), r"a\.yaml: a\d: the same tables and lists add more than 20,000 repeated"),
+    "merges": ("a.yaml", merges(30), r"takes over more than 20,000 keys|a29 is \['x'\]: there is no such key"),
     "merged twice": ("a.yaml", "a: &a {" + ", ".join(f"k{i}: 1" for i in range(1_000)) + "}\nb: {<<: ["
-                     + "*a, " * 1_000 + "*a]}", r"aliases up to line 2 repeat more than 20,000 values"),
-    "yaml, itself": ("a.yaml", "source: &a [*a]", r"the alias at line 1 refers to the value that contains it"),
-    "yaml, itself as a key": ("a.yaml", "&a {*a : 1}", r"a\.yaml: the alias at line 1 refers to the value"),
+                     + "*a, " * 1_000 + "*a]}", r"over more than 20,000 keys|a is .*there is no such key"),
+    "yaml, itself": ("a.yaml", "source: &a [*a]", r"nested more than 64 deep, or contain themselves"),
+    "yaml, itself as a key": ("a.yaml", "&a {*a : 1}", r"a\.yaml is not valid YAML: .* unhashable key"),
     "yaml, deep": ("a.yaml", "source: " + "[" * DEEP, r"a\.yaml: brackets at line 1 are nested more than 64 deep"),
     "yaml, deep blocks": ("a.yaml", "- " * DEEP, r"a\.yaml is not valid YAML: maximum recursion depth"),
     "yaml, deep keys": ("a.yaml", "? " * DEEP, r"a\.yaml is not valid YAML: maximum recursion depth"),

@@ -11,9 +11,9 @@ from functools import partial
 
 import dataload
 from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
+from benchmarks.rates import ratios_of
 from benchmarks.workloads import floats, jpegs
 from dataload._util.system import usable_cpus
-from dataload.bench.runner import ratios_of
 
 AIM_AUTO, AIM_MORE = 0.9, 0.97
 

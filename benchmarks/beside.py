@@ -14,12 +14,13 @@ from typing import get_args
 from benchmarks.harness import ROOT, aim
 from benchmarks.limits import plan_limits
 from benchmarks.peers import PEERS, plan
+from benchmarks.rates import measure_tasks, ratios_of
 from benchmarks.workloads import WORKLOADS, made_data, write_made
 from dataload.bench import runner as table
 from dataload.bench.data import BATCH_SIZE, Choices, Written, plan_loaders, write
-from dataload.bench.runner import FileFacts, ratios_of, run_task
+from dataload.bench.runner import FileFacts, run_task
 from dataload.bench.task import Order
-from dataload.cli.bench import choose, measure_tasks, numbers
+from dataload.cli.bench import choose, numbers
 from dataload.cli.output import ProgressBar
 
 TITLE = "Beside peers, 4 KB records"
@@ -34,7 +35,7 @@ def peers(records=20_480, rounds=5, seconds=0.5):
     written = {name: write(data, name, ROOT) for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record")}
     choices = Choices(orders=("global",), workers=(0, 2), batch_size=BATCH_SIZE, seconds=seconds)
     planned = _plan(PEERS, interpreters(), data, written, choices, ROOT)
-    return _rows(measure_tasks(TITLE, *planned, rounds, interpreters(), wide=True), AIMS, TITLE)
+    return _rows(measure_tasks(TITLE, *planned, rounds, interpreters()), AIMS, TITLE)
 
 
 def own_readers(records=20_480, rounds=5, seconds=0.5):
@@ -48,7 +49,7 @@ def own_readers(records=20_480, rounds=5, seconds=0.5):
     for path in {task.path for task in tasks if task.format == "mds"}:
         written["mds"] = Written(path, {}, FileFacts(data.name, "mds", records, 0, None))
     planned = [*plan_loaders(data, written, choices), *tasks], missing
-    return _rows(measure_tasks(OWN_TITLE, *planned, rounds, interpreters(), wide=True), OWN_READERS, OWN_TITLE)
+    return _rows(measure_tasks(OWN_TITLE, *planned, rounds, interpreters()), OWN_READERS, OWN_TITLE)
 
 
 def made(arguments):
@@ -69,7 +70,7 @@ def made(arguments):
         if arguments.search:
             planned = _searched(data.name, *planned, pythons, arguments.search, searched)
         files = [one.facts for one in written.values()]
-        done = measure_tasks(data.name, *planned, arguments.repeats, pythons, files=files, wide=True)
+        done = measure_tasks(data.name, *planned, arguments.repeats, pythons, files=files)
         more = {"files": files, "measurements": done, "rows": searched}
         found = {key: (*value, *more[key]) for key, value in found.items()}
     return found

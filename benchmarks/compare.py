@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import TypeAdapter
 
-from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task, ratios_of
+from benchmarks.rates import ratios_of
+from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task
 from dataload.cli.output import print_table
 from dataload.errors import printable
 

@@ -20,10 +20,11 @@ from benchmarks.peers import Field
 from benchmarks.peers.field import load, worker_options
 from benchmarks.peers.readers import dali_reading, spdl_reading
 from benchmarks.peers.torch_loader import TarRecords
+from benchmarks.rates import ratios_of
 from benchmarks.workloads import photographs, write_once
 from dataload._util.system import usable_cpus
 from dataload.bench.data import loader
-from dataload.bench.runner import measure_all, ratios_of, run_task
+from dataload.bench.runner import measure_all, run_task
 from dataload.bench.task import Reading, Task
 
 SIDE, BATCH = 224, 64

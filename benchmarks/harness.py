@@ -17,7 +17,8 @@ import numpy as np
 
 import dataload
 from benchmarks import workloads
-from dataload.bench.runner import Spread, ratios_of
+from benchmarks.rates import ratios_of
+from dataload.bench.runner import Spread
 from dataload.bench.task import Stretch, epochs_of, stretch, used
 from dataload.cli.output import print_table
 from dataload.samplers import GlobalShuffle

@@ -11,8 +11,9 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import SEED, Case, made, peak_bytes, run_cases, seconds_of, show, through
+from benchmarks.rates import ratios_of
 from benchmarks.workloads import floats
-from dataload.bench.runner import Spread, ratios_of
+from dataload.bench.runner import Spread
 from dataload.loader.step import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.compare import parse_results
-from dataload.bench.runner import RATE_COLUMNS, Measurement, Results, problems, rate_rows, settings
+from benchmarks.rates import RATE_COLUMNS, rate_rows, settings
+from dataload.bench.runner import Measurement, Results, problems
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 ROOT = Path(__file__).parents[1]

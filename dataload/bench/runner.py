@@ -18,42 +18,22 @@ from importlib.metadata import distributions
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from dataload._util.system import usable_cpus
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable
 
-Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
-"""Heading -> ``"left"`` or ``"right"``; and the rows."""
-
 _TEXTS = ("reader", "format", "order")
-_RATES = ("workers", "records/s", "spread", "MB/s", "x limit", "x peer")
-_PER_BATCH = ("first touch/s", "faults/batch", "sys us/batch")
-_COSTS = ("open ms", "first ms", "CPU s/GB", "peak MB", "mapped MB")
-RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _RATES + _PER_BATCH + _COSTS}
-"""Heading -> side, for `rate_rows`.
+_NUMBERS = ("workers", "records/s", "spread", "first touch/s", "faults/batch", "sys us/batch")
+RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _NUMBERS}
+"""Heading -> ``"left"`` or ``"right"``, for `rate_cells`.
 
 "records/s" and all figures per batch are of the steady state, "first touch/s" is the rate of the first epoch.
-"x limit" and "x peer" are ratios to `limit_of` and to `best_peer`.
 """
-
-_SHORT = ("reader", "format", "order", "workers", "records/s", "spread", "x limit", "x peer", *_PER_BATCH)
 
 FILE_COLUMNS = {"format": "left", "records": "right", "MB": "right", "bytes/record": "right", "write MB/s": "right"}
 """Heading -> side, for `file_rows`."""
-
-
-def best_peer(measurements: Sequence[Measurement]) -> Measurement | None:
-    """Return the fastest peer of a workload, if any has figures."""
-    peers = [m for m in measurements if m.task.kind == "peer" and m.answers]
-    return max(peers, key=lambda m: median(m.rates), default=None)
-
-
-def limit_of(measurement: Measurement, measurements: Sequence[Measurement]) -> Measurement | None:
-    """Return the limit that a row is compared with: the first one of its order, else the first one."""
-    limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
-    return next((m for m in limits if m.task.order == measurement.task.order), next(iter(limits), None))
 
 
 def describe_task(task: Task) -> str:
@@ -68,26 +48,20 @@ def problems(measurements: Sequence[Measurement]) -> list[str]:
     return [f"{describe_task(m.task)}: {m.error}" for m in measurements if m.error is not None]
 
 
-def settings(measurements: Sequence[Measurement]) -> list[str]:
-    """Return a line with the settings of each reading."""
-    return [
-        f"{describe_task(m.task)}: {', '.join(f'{name} {value}' for name, value in m.answers[0].settings.items())}"
-        for m in measurements
-        if m.answers
-    ]
-
-
-def rate_rows(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
-    """Return one row for each measurement of a workload, as `RATE_COLUMNS`; `problems` explains missing rates."""
-    peer = best_peer(measurements)
-    return [_row(measurement, (limit_of(measurement, measurements), peer)) for measurement in measurements]
-
-
-def shortened(columns: Mapping[str, str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return the columns of `RATE_COLUMNS` that fit on a screen and are not empty, with their rows."""
-    headings = list(columns)
-    kept = [i for i, heading in enumerate(headings) if heading in _SHORT and any(row[i] for row in rows)]
-    return {headings[i]: columns[headings[i]] for i in kept}, [tuple(row[i] for i in kept) for row in rows]
+def rate_cells(measurement: Measurement) -> dict[str, str]:
+    """Return the texts of a measurement by the headings of `RATE_COLUMNS`; `problems` explains missing rates."""
+    task, answers, rate = measurement.task, measurement.answers, measurement.records_per_second
+    head = {"reader": task.name, "format": task.format, "order": task.order, "workers": str(task.workers)}
+    if rate is None:
+        return head | {"records/s": "none"}
+    spread = f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median and len(answers) > 1 else ""
+    return head | {
+        "records/s": f"{rate.median:,.0f}",
+        "spread": spread,
+        "first touch/s": number(a.first_touch_rate for a in answers),
+        "faults/batch": number(a.minor_faults / a.batches for a in answers if a.batches),
+        "sys us/batch": number(a.system_seconds / a.batches * 1e6 for a in answers if a.batches),
+    }
 
 
 def file_rows(files: Sequence[FileFacts]) -> list[tuple[str, ...]]:
@@ -104,36 +78,7 @@ def file_rows(files: Sequence[FileFacts]) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tuple[str, ...]:
-    task, answers = measurement.task, measurement.answers
-    of_data = ("", "") if task.kind == "limit" else (task.format, task.order)
-    head = (task.name, *of_data, str(task.workers))
-    rate = measurement.records_per_second
-    if rate is None:
-        return (*head, "none", *[""] * (len(RATE_COLUMNS) - 5))
-    ratios = [measurement.ratio_to(other) for other in compared]
-    return (
-        *head,
-        f"{rate.median:,.0f}",
-        f"{rate.low / rate.median:.2f}-{rate.high / rate.median:.2f}" if rate.median and len(answers) > 1 else "",
-        f"{median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers) / 1e6:,.0f}",
-        *("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios),
-        _number(a.first_touch_rate for a in answers),
-        _number(a.minor_faults / a.batches for a in answers if a.batches),
-        _number(a.system_seconds / a.batches * 1e6 for a in answers if a.batches),
-        f"{median(a.open_seconds for a in answers) * 1e3:,.1f}",
-        f"{median(a.first_batch_seconds for a in answers) * 1e3:,.1f}",
-        f"{median(a.cpu_seconds * 1e9 / max(1, a.nbytes) for a in answers):,.2f}",
-        _megabytes(a.peak_rss for a in answers),
-        _megabytes(a.cached_rss for a in answers),
-    )
-
-
-def _megabytes(values: Iterable[int | None]) -> str:
-    return _number(None if value is None else value / 1e6 for value in values)
-
-
-def _number(values: Iterable[float | None]) -> str:
+def number(values: Iterable[float | None]) -> str:
     """Return the median of the known values, with a digit after the point where it is below 10."""
     known = [value for value in values if value is not None]
     return "" if not known else f"{median(known):,.{1 if 0 < median(known) < 9.95 else 0}f}"
@@ -162,11 +107,6 @@ class Spread:
         return cls(middle, low, high)
 
 
-def ratios_of(rates: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return rate over base rate for each round that both have finished. A reading that fails skips later rounds."""
-    return [mine / its for mine, its in zip(rates, base, strict=False) if its]
-
-
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A task and the answers of the repeats that succeeded; `error` says why there are none, or fewer."""
@@ -184,11 +124,6 @@ class Measurement:
     def records_per_second(self) -> Spread | None:
         """Spread of the rates; None without an answer."""
         return Spread.of(self.rates) if self.answers else None
-
-    def ratio_to(self, other: Measurement | None) -> Spread | None:
-        """Return the spread of the ratios to another's rates; None where no round has both."""
-        ratios = ratios_of(self.rates, other.rates) if other is not None else []
-        return Spread.of(ratios) if ratios else None
 
 
 @dataclass(frozen=True, slots=True)

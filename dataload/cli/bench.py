@@ -5,10 +5,9 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, Any, cast, get_args
@@ -19,8 +18,8 @@ from dataload._util.settings import check_directory
 from dataload._util.system import user_number
 from dataload.bench import runner as table
 from dataload.bench.data import AS_IT_IS, BATCH_SIZE, Choices, Data, Written, advice, own_data, plan_loaders, write
-from dataload.bench.runner import FileFacts, Measurement, Results, agreeing, describe_run, measure_all, run_task
-from dataload.bench.task import Order, Task
+from dataload.bench.runner import Results, agreeing, describe_run, measure_all, run_task
+from dataload.bench.task import Order
 from dataload.cli import options
 from dataload.cli.output import ProgressBar, as_typed, print_line, print_table, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, closest
@@ -119,39 +118,22 @@ def _side_by_side(data: Data, formats: str | None, choices: Choices, repeats: in
                 raise
             print_warning(f"not compared as {name}: {as_typed(str(error))}")
     files = [one.facts for one in written.values()]
-    measured = measure_tasks(data.name, plan_loaders(data, written, choices), (), repeats, files=files)
+    tasks = plan_loaders(data, written, choices)
+    with ProgressBar(f"measuring {data.name}") as bar:
+        found = measure_all(tasks, repeats, run=run_task, progress=lambda done: bar(done, len(tasks) * repeats))
+    measured = agreeing(found)
+    print_line(data.name, "bold")
+    print_table(table.FILE_COLUMNS, table.file_rows(files))
+    print_line()
+    rows = [*map(table.rate_cells, measured)]
+    columns = {name: side for name, side in table.RATE_COLUMNS.items() if any(row.get(name) for row in rows)}
+    print_table(columns, [tuple(row.get(name, "") for name in columns) for row in rows])
+    for problem in table.problems(measured):
+        print_warning(problem)
+    print_line()
     if AS_IT_IS in written and (said := advice(measured, files)):
         print_line(said, "bold")
-    return {"files": tuple(files), "measurements": tuple(measured)}
-
-
-def measure_tasks(
-    title: str,
-    tasks: Sequence[Task],
-    missing: Sequence[Measurement],
-    repeats: int,
-    interpreters: Mapping[str, str] | None = None,
-    *,
-    files: Sequence[FileFacts] = (),
-    wide: bool = False,
-) -> list[Measurement]:
-    """Measure tasks and print them as one table, which ends with `missing`; return all."""
-    run = partial(run_task, interpreters=interpreters)
-    with ProgressBar(f"measuring {title}") as bar:
-        measured = measure_all(tasks, repeats, run=run, progress=lambda done: bar(done, len(tasks) * repeats))
-    found = [*agreeing(measured), *missing]
-    print_line(title, "bold")
-    if files:
-        print_table(table.FILE_COLUMNS, table.file_rows(files))
-        print_line()
-    rows = table.rate_rows(found)
-    print_table(*((table.RATE_COLUMNS, rows) if wide else table.shortened(table.RATE_COLUMNS, rows)))
-    for problem in table.problems(found):
-        print_warning(problem)
-    for line in table.settings(found) if wide else ():
-        print_line(line)
-    print_line()
-    return found
+    return {"files": tuple(files), "measurements": measured}
 
 
 def _own_directory() -> Path:

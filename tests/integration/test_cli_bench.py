@@ -12,10 +12,10 @@ import pytest
 from command_line import fail, run
 
 import dataload
-from dataload.bench.runner import RATE_COLUMNS
 
 TESTS = Path(__file__).parents[1]
 sys.path.append(str(TESTS.parent))  # for the package benchmarks
+RATE_COLUMNS = importlib.import_module("benchmarks.rates").RATE_COLUMNS
 parse_results = importlib.import_module("benchmarks.compare").parse_results
 
 QUICK = ("--workers", "0", "--repeats", 1, "--seconds", 0.05)

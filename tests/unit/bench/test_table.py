@@ -1,15 +1,7 @@
 """Rows of tables, worked out by hand."""
 
-from dataload.bench.runner import (
-    FILE_COLUMNS,
-    RATE_COLUMNS,
-    FileFacts,
-    describe_task,
-    file_rows,
-    problems,
-    rate_rows,
-    shortened,
-)
+from benchmarks.rates import RATE_COLUMNS, rate_rows
+from dataload.bench.runner import FILE_COLUMNS, FileFacts, describe_task, file_rows, problems, rate_cells
 
 
 def columns(measurements):
@@ -69,11 +61,19 @@ def test_what_has_no_rate_says_so_and_why_below_the_table(made):
     ]
 
 
-def test_the_short_table_leaves_out_what_is_empty(made):
-    headings, rows = shortened(RATE_COLUMNS, rate_rows([made.limit(1000), made.limit(2000, name="get")]))
-    assert list(headings)[:5] == ["reader", "workers", "records/s", "x limit", "first touch/s"]
-    assert list(headings)[5:] == ["faults/batch", "sys us/batch"], "one repeat has no spread"
-    assert [row[:4] for row in rows] == [("copy", "0", "1,000", "1.00"), ("get", "0", "2,000", "2.00")]
+def test_the_cells_without_limits_and_peers(made):
+    assert rate_cells(made.ours(1000)) == {
+        "reader": "dataload",
+        "format": "syrah",
+        "order": "global",
+        "workers": "0",
+        "records/s": "1,000",
+        "spread": "",  # of one repeat
+        "first touch/s": "1,500",
+        "faults/batch": "2.5",
+        "sys us/batch": "50,000",
+    }
+    assert rate_cells(made.ours(error="killed"))["records/s"] == "none"
 
 
 def test_tasks_and_files(made):

@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, tee
+from itertools import chain
 from typing import Any, Self
+from weakref import ref
 
 import numpy as np
 
@@ -23,56 +24,37 @@ from dataload.types import AheadReader, Int64Array, StepsAhead
 _MOST_UNUSED = 32  # blocks of steps, after which a source that none of them reads is not planned any further
 
 
-class StepsByComponent:
-    """Steps over several sources, split by source; `ends`, (sources,) int64, are cumulative records."""
-
-    def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array, components: Iterable[int]) -> None:
-        self._steps = steps
-        self._ends = ends
-        self._lock = threading.Lock()
-        self._kept: dict[int, deque[StepsAhead]] = {component: deque() for component in components}
-
-    def of(self, component: int) -> Iterator[StepsAhead]:
-        """Yield the steps with the indices of one source, which may be none."""
-        start = int(self._ends[component - 1]) if component else 0
-        unused = 0
-        while unused < _MOST_UNUSED and (block := self._next(component)) is not None:
-            inside = (block.indices >= start) & (block.indices < self._ends[component])
-            counts = np.cumsum(inside)
-            ends = np.where(block.ends > 0, counts[block.ends - 1], 0) if len(counts) else block.ends
-            unused = 0 if len(counts) and counts[-1] else unused + 1
-            yield replace(block, indices=block.indices[inside] - start, ends=ends)
-        self.drop(component)
-
-    def drop(self, component: int) -> None:
-        """Say that the steps of a source are not wanted any more. May be called twice."""
-        with self._lock:
-            self._kept.pop(component, None)
-
-    def _next(self, component: int) -> StepsAhead | None:
-        with self._lock:
-            if not self._kept[component]:
-                block = next(self._steps, None)
-                if block is None:
-                    return None
-                for kept in self._kept.values():
-                    kept.append(block)
-            return self._kept[component].popleft()
+def steps_within(steps: Iterator[StepsAhead], start: int, stop: int) -> Iterator[StepsAhead]:
+    """Yield steps with their indices in [start, stop) of a concatenation, which may be none, relative to `start`."""
+    unused = 0
+    for block in steps:
+        inside = (block.indices >= start) & (block.indices < stop)
+        counts = np.cumsum(inside)
+        ends = np.where(block.ends > 0, counts[block.ends - 1], 0) if len(counts) else block.ends
+        yield replace(block, indices=block.indices[inside] - start, ends=ends)
+        unused = 0 if len(counts) and counts[-1] else unused + 1
+        if unused == _MOST_UNUSED:
+            return
 
 
 def shared_steps(steps: Iterator[StepsAhead], count: int) -> Iterator[Iterator[StepsAhead]]:
     """Yield iterators over the same steps, for readers whose threads take them at different times."""
     lock = threading.Lock()
+    queues = [deque[StepsAhead]() for _ in range(count)]
+    alive = [*map(ref, queues)]  # each as long as its iterator: nothing is kept for a reader that does not start
 
-    def each(copy: Iterator[StepsAhead]) -> Iterator[StepsAhead]:
+    def each(own: deque[StepsAhead]) -> Iterator[StepsAhead]:
         while True:
             with lock:
-                block = next(copy, None)
-            if block is None:
-                return
+                if not own and (block := next(steps, None)) is not None:
+                    for queue in [found for other in alive if (found := other()) is not None]:
+                        queue.append(block)
+                if not own:
+                    return
+                block = own.popleft()
             yield block
 
-    return map(each, tee(steps, count))
+    return map(each, queues)
 
 
 class ComponentPrefetch:

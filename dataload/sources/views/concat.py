@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from itertools import starmap
 from numbers import Real
 from typing import Any, ClassVar, NoReturn, Self, cast, get_args
 
@@ -22,11 +21,11 @@ from dataload.samplers.weighted import check_weights
 from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
 from dataload.sources.memory import MemorySource
-from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
+from dataload.sources.prefetch import ComponentPrefetch, shared_steps, steps_within
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.joint import JointShards, join
-from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
+from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, StepsAhead
 
 _KEY = "__key__"
 _MOST_SHOWN = 16
@@ -161,16 +160,14 @@ class ConcatSource(ViewSource[Any]):
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
         # Of thousands, a protocol is slow to ask, and so is an instance without it.
         able: dict[int, Any] = {n: each for n, each in enumerate(self._parents) if hasattr(type(each), "read_ahead")}
-        components = StepsByComponent(steps, self._bounds(), able)
+        ends = self._bounds().tolist()
 
-        def start(component: int, source: ReadsAhead) -> AheadReader | None:
+        def start(component: int, steps: Iterator[StepsAhead]) -> AheadReader | None:
             own = min(1.0, share * max(1, len(self._parents[component])) / max(1, len(self)))
-            reader = source.read_ahead(components.of(component), fields, here=here, share=own)
-            if reader is None:
-                components.drop(component)
-            return reader
+            inside = steps_within(steps, ends[component - 1] if component else 0, ends[component])
+            return able[component].read_ahead(inside, fields, here=here, share=own)
 
-        return ComponentPrefetch.of(starmap(start, able.items()))
+        return ComponentPrefetch.of(map(start, able, shared_steps(steps, len(able))))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:

@@ -15,7 +15,7 @@ from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.sources import ConcatSource
 from dataload.sources.base import SliceSource, Source
-from dataload.sources.prefetch import StepsByComponent
+from dataload.sources.prefetch import shared_steps, steps_within
 from dataload.types import FieldSpec, StepsAhead
 
 
@@ -223,8 +223,9 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
     lengths[0] += 1
     ends = np.cumsum(lengths)
     blocks = [[[index % int(ends[-1]) for index in step] for step in steps] for steps in blocks]
-    parts = StepsByComponent((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends, range(len(ends)))
-    iterators = {part: parts.of(part) for part in range(len(lengths))}
+    copies = shared_steps((block(epoch, steps) for epoch, steps in enumerate(blocks)), len(ends))
+    spans = itertools.pairwise([0, *ends.tolist()])
+    iterators = {part: steps_within(copy, *span) for part, (copy, span) in enumerate(zip(copies, spans, strict=True))}
     found = {part: [] for part in iterators}
     while iterators:  # in any order
         part = random.choice([*iterators])

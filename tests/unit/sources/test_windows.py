@@ -246,7 +246,7 @@ def test_reads_ahead_what_windows_need():
     inner.asked = []
     source = windows(inner, [4, 6], ends="pad", offsets={"x": [0, 1]})
     steps = [StepsAhead(0, np.array([0, 3, 9]), np.array([2, 3]), 2)]
-    assert source.read_ahead(steps, ["x", "x_is_pad"], here=True, share=0.5) is None
+    assert source.read_ahead(iter(steps), ["x", "x_is_pad"], here=True, share=0.5) is None
     [((block,), fields, here, share)] = inner.asked
     assert (block.indices.tolist(), block.ends.tolist()) == ([0, 1, 3, 3, 9, 9], [4, 6])
     assert (fields, here, share) == (["x"], True, 0.5)
@@ -256,8 +256,8 @@ def test_reads_ahead_what_windows_need():
         "y": [0, 3, 9],
         "x": [0, 1, 3, 3, 9, 9],
     }
-    assert source.read_ahead(steps, [], here=True) is None
-    assert windows(episodes(), [40]).read_ahead(steps, None, here=True) is None
+    assert source.read_ahead(iter(steps), [], here=True) is None
+    assert windows(episodes(), [40]).read_ahead(iter(steps), None, here=True) is None
 
 
 INTEGERS = "sequence_lengths must be integers in one dimension"

@@ -223,6 +223,45 @@ class Writer(ClosedOrAborted):
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"
 
 
+class IndexedWriter(Writer):
+    """A writer of files with an index beside each, which is renamed right after the file.
+
+    A subclass calls `_begin_index` first, and `_finish_index` last.
+    """
+
+    _has_index = False
+
+    def _begin_index(self, path: str) -> None:
+        self._index = storage_of(self.path, self._remote).create(path, overwrite=self._overwrite)
+
+    def _finish_index(self, pieces: Iterable[bytes | bytearray] | None) -> None:
+        """Write an index of these pieces, None for none, so that only its rename is left."""
+        if pieces is not None:
+            with self._index.create() as stream:
+                stream.writelines(pieces)
+            self._index.sync()
+            self._has_index = True
+        if self._overwrite:
+            self._part.sync()
+            # First: a file must never be beside the index of another, because the index would be trusted.
+            storage_of(self.path, self._remote).remove(self._index.path)
+
+    def close(self) -> None:
+        """Publish the file, and then its index. May be called twice."""
+        if self._state == "open":
+            super().close()
+            if self._has_index:
+                self._index.publish()
+            self._index.abort()
+
+    def abort(self) -> None:
+        """Discard everything written; the destination is unchanged."""
+        try:
+            super().abort()
+        finally:
+            self._index.abort()
+
+
 def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
     """Return `record` as a mapping of fields, in which tensors of torch, JAX and others are numpy arrays.
 

@@ -7,20 +7,21 @@ from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.options import FileOptions, build_recorded
+from dataload.sources.options import build_recorded
 from dataload.sources.tar import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, encode_field, split_name
-from dataload.sources.writer import Writer, require_fields
+from dataload.sources.writer import IndexedWriter, require_fields
 from dataload.storage import Remote, storage_of
+from dataload.storage.errors import write_errors
 
 _BYTES = (bytes, bytearray, memoryview)
 _PADDING = bytes(BLOCK)
 _AT_ONCE = 1 << 20
 
 
-class TarWriter(Writer):
+class TarWriter(IndexedWriter):
     """Writes one archive; the same records give the same bytes.
 
     Each value becomes a file named key, dot, extension. Arrays are stored as ``.npy``, int as ``.cls``, text as
@@ -35,8 +36,9 @@ class TarWriter(Writer):
     options_type: ClassVar[Any] = TarWriterOptions
 
     def _begin(self, options: TarWriterOptions) -> None:
-        self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite, remote=options.remote)
+        self._begin_index(index_path(self.path))
         self._indexed = options.index
+        self._lines = bytearray()  # of the index, kept in memory because its first line has their number
         self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
         self._position = self._written = 0
@@ -63,14 +65,14 @@ class TarWriter(Writer):
             position += len(header)
             words.append(b"%s %d %d %s" % (name[len(key) + 1 :], position, size, name))
             position += padded(size)
-        line = b" ".join(words) + b"\n" if self._indexed else b""
         self._parts += parts
         self._position = position
         self.stored_bytes = position
         if position - self._written >= _AT_ONCE:
             self._flush()
         self._last_key = key
-        self._index.write(line)
+        if self._indexed:
+            self._lines += b" ".join(words) + b"\n"
 
     def _flush(self) -> None:
         # Joined, they are written in one call. What is large anyway is not copied.
@@ -84,56 +86,10 @@ class TarWriter(Writer):
         with self._stream as stream:
             stream.write(END)
         # All but the renames is done before them, so that an archive is without an index for a moment only.
-        if self._indexed and len(self._index):
-            self._index.complete()
-        if self._overwrite:
-            self._part.sync()
-            # First: an archive must never be beside the index of another, because the index would be trusted.
-            storage_of(self.path, self._remote).remove(self._index.path)
+        self._finish_index((build_head(len(self)), self._lines) if self._lines else None)
 
     def _discard(self) -> None:
         self._stream.close()
-
-    def close(self) -> None:
-        """Publish the archive, and then its index. May be called twice."""
-        if self._state != "open":
-            return
-        super().close()
-        if self._indexed and len(self._index):
-            self._index.close()
-        else:
-            self._index.abort()
-
-    def abort(self) -> None:
-        """Discard everything written; the destination is unchanged."""
-        try:
-            super().abort()
-        finally:
-            self._index.abort()
-
-
-class _IndexWriter(Writer):
-    """Writes an index from its lines, which are kept in memory because the first line has their number."""
-
-    options_type: ClassVar[Any] = FileOptions
-
-    def _begin(self, options: Any) -> None:  # noqa: ARG002 - none is for the lines
-        self._lines = bytearray()
-
-    def _write(self, record: bytes) -> None:
-        self._lines += record
-
-    def complete(self) -> None:
-        """Write the file, so that only its rename is left to `close`. May be called twice."""
-        if self._lines:
-            with self._part.create() as stream:
-                stream.write(build_head(len(self)))
-                stream.write(self._lines)
-            self._part.sync()
-            self._lines.clear()
-
-    def _finish(self) -> None:
-        self.complete()
 
 
 def _default_key(number: int, record: Mapping[str, Any]) -> str:
@@ -204,18 +160,23 @@ def write_index(
     """
     archive = fspath(path)
     target = index_path(archive) if index is None else fspath(index)
-    with _IndexWriter(target, overwrite=overwrite, remote=remote) as writer:
+    lines: list[bytes] = []
+    with storage_of(target, remote).create(target, overwrite=overwrite) as part:
         seen: set[bytes] | None = set() if strict else None
         for key, members in _samples(archive, remote):
             if seen is not None:
                 _check_sample(key, members, seen, archive)
             try:
-                writer.write(build_line(members))
+                lines.append(build_line(members))
             except ConfigError as error:
                 raise ConfigError(f"{archive}: {error}") from error
-        if not len(writer):
+        if not lines:
             raise ConfigError(f"{archive} holds no samples, and DALI's index cannot be empty: read it without an index")
-        return len(writer)
+        with write_errors(target):
+            with part.create() as stream:
+                stream.writelines([build_head(len(lines)), *lines])
+            part.publish()
+    return len(lines)
 
 
 def _samples(path: str, remote: Remote | None) -> Iterator[tuple[bytes, list[Member]]]:

@@ -9,15 +9,14 @@ import numpy as np
 from dataload.errors import ConfigError
 from dataload.sources.tokens import TokenWriterOptions
 from dataload.sources.tokens.documents import build_index, index_path
-from dataload.sources.writer import Writer
-from dataload.storage import storage_of
+from dataload.sources.writer import IndexedWriter
 from dataload.types import Array
 
 _HEADER_BYTES = 128
 _LONGEST = (1 << 31) - 1  # tokens of a document in an index
 
 
-class TokenWriter(Writer):
+class TokenWriter(IndexedWriter):
     """Writes the tokens of documents back to back, as .npy or raw .bin, and an index of the documents beside it.
 
     A record is a document: a field of tokens, or tokens; (n,) integers. The index, ``X.idx``, is Megatron-LM's,
@@ -34,7 +33,7 @@ class TokenWriter(Writer):
         self._field = options.field
         self._end = np.array([] if options.end_token is None else [options.end_token], self._dtype)
         self._lengths = array("q")
-        self._index = storage_of(self.path, self._remote).create(index_path(self.path), overwrite=self._overwrite)
+        self._begin_index(index_path(self.path))
         self._stream = self._part.create()
         if self.path.lower().endswith(".npy"):
             self._stream.write(bytes(_HEADER_BYTES))
@@ -66,27 +65,10 @@ class TokenWriter(Writer):
         self._stream.close()
         if self.path.lower().endswith(".npy"):
             self._part.patch(0, _header(self._dtype, int(lengths.sum())))
-        with self._index.create() as stream:
-            stream.writelines(build_index(lengths, self._dtype))
-        if self._overwrite:
-            # First: tokens must never be beside the index of others, because it would be trusted.
-            storage_of(self.path, self._remote).remove(self._index.path)
+        self._finish_index(build_index(lengths, self._dtype))
 
     def _discard(self) -> None:
         self._stream.close()
-
-    def close(self) -> None:
-        """Publish the file, and then its index. May be called twice."""
-        if self._state == "open":
-            super().close()
-            self._index.publish()
-
-    def abort(self) -> None:
-        """Discard everything written; the destination is unchanged."""
-        try:
-            super().abort()
-        finally:
-            self._index.abort()
 
 
 def _header(dtype: np.dtype[Any], tokens: int) -> bytes:

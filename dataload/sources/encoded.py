@@ -1,19 +1,21 @@
 """Shards whose records are stored as bytes, and records that lie anywhere in a file, for codecs that decode them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
+from dataload._util.arrays import no_memory, pooled_empty
 from dataload._util.caches import Memo
-from dataload._util.clock import reading
+from dataload._util.clock import decoding, reading
+from dataload._util.failures import mark_users
 from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import Layout, Parse, RecordTable, mask_of, values_of
 from dataload.collate import default_collate
+from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.core import core
@@ -188,3 +190,36 @@ class LoadedRecords:
     def gather_ranges(self, offsets: Int64Array, lengths: Int64Array) -> BytesColumn:
         """Return views of ranges, which are inside the block."""
         return BytesColumn([self._block], None, offsets, offsets + lengths)
+
+
+def decoded(values: Iterable[Any], locate: Callable[[Exception, int], Exception]) -> list[Any]:
+    """Return values that are decoded one by one; `locate` makes the error of a row, see `located`."""
+    found: list[Any] = []
+    try:
+        with decoding():
+            found.extend(values)
+    except Exception as error:  # `extend` keeps what it has appended
+        cause = locate(error, len(found))
+        if cause is error:
+            raise
+        raise cause from error
+    return found
+
+
+def located(
+    error: Exception, path: str, index: int, what: str = "", offset: int | None = None, *, own: bool = False
+) -> Exception:
+    """Return a decoder's error, `own` of the user, with the location of the value added; `what` names it."""
+    named = f"{what}: " if what else ""
+    if own:
+        mark_users(error)
+    elif isinstance(error, MemoryError):
+        return no_memory(path, index, named)
+    elif isinstance(error, CorruptFileError):
+        return CorruptFileError(f"{named}{error}", path=path, offset=offset, index=index)
+    elif isinstance(error, UnsupportedFormatError):
+        place = f"record {index}" if offset is None else f"byte {offset}"
+        return UnsupportedFormatError(f"{path}, {place}: {named}{error}", path=path)
+    place = "" if offset is None else f" at byte {offset}"
+    error.add_note(f"while decoding {what}{place} of {path}" if what else f"while decoding {path}")
+    return error

@@ -28,6 +28,7 @@ from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.blocks import Blocks, Column, Form
 from dataload.sources.arrow.columns import UNKNOWN, classes_in, facts_of, merged_classes, numbered, value_set
 from dataload.sources.directory import ShardDirectory
+from dataload.sources.encoded import decoded, located
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
@@ -326,12 +327,7 @@ class TableReader(ShardReader[Record]):
             raise CorruptFileError(f"{where}{error}", path=self._path, index=index) from error
 
     def _decode_values(self, column: Any, decoder: Decoder, name: str, indices: Int64Array) -> list[Any]:
-        values: list[Any] = []
-        with decoding():
-            for row, value in enumerate(column):
-                try:
-                    values.append(decoder.decode(value))
-                except CorruptFileError as error:
-                    message = f"field {name!r}: {error}"
-                    raise CorruptFileError(message, path=self._path, index=int(indices[row])) from error
-        return values
+        def locate(error: Exception, row: int) -> Exception:
+            return located(error, self._path, int(indices[row]), f"field {name!r}", own=decoder.own)
+
+        return decoded(map(decoder.decode, column), locate)

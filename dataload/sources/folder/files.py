@@ -53,7 +53,7 @@ class FolderFiles:
         """Return offsets and lengths in bytes, (n,) int64, of what `read` reads of an archive; None for a folder."""
 
     def locate(self, name: str) -> tuple[str, str]:
-        """Return the path of the file that has the bytes, and text for messages that locates the bytes in it."""
+        """Return the path of the file that has the bytes, and what they are in it, for messages."""
         return join(self._root, name), ""
 
     def release(self) -> None:
@@ -101,7 +101,7 @@ class ZipFiles:
         return self._members.starts[values], self._members.spans[values]
 
     def locate(self, name: str) -> tuple[str, str]:
-        return self._file.path, f"the member {name!r}: "
+        return self._file.path, f"the member {name!r}"
 
     def release(self) -> None:
         self._file.release()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import call
 from os import fspath
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.arrays import no_memory, split_records
+from dataload._util.arrays import split_records
 from dataload._util.caches import is_pickled_for_worker
 from dataload._util.clock import decoding
-from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import select_fields, spec_of
@@ -21,6 +21,7 @@ from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.encoded import decoded, located
 from dataload.sources.file_source import FileSource
 from dataload.sources.folder import FolderOptions, is_medium, is_metadata, split_pattern
 from dataload.sources.folder.files import Files, open_files
@@ -292,32 +293,15 @@ class FolderReader(ShardReader[Record]):
     def _decode(
         self, field: str, indices: Int64Array, contents: Sequence[Any], decoders: Sequence[Decoder]
     ) -> list[Any]:
-        values: list[Any] = []
-        try:
-            with decoding():
-                for content, decoder in zip(contents, decoders, strict=True):
-                    values.append(decoder.decode(bytes(content) if decoder.small else content))
-        except Exception as error:
-            row = len(values)
-            located = self._locate(error, field, int(indices[row]), own=decoders[row].own)
-            if located is error:
-                raise
-            raise located from error
-        return values
+        def locate(error: Exception, row: int) -> Exception:
+            index = int(indices[row])
+            path, what = self._files.locate(self._table.names_of(field, np.array([index]))[0])
+            return located(error, path, index, what, own=decoders[row].own)
 
-    def _locate(self, error: Exception, field: str, index: int, *, own: bool) -> Exception:
-        """Return a decoder's error with the file and the record added."""
-        path, what = self._files.locate(self._table.names_of(field, np.array([index]))[0])
-        if own:
-            mark_users(error)
-        elif isinstance(error, MemoryError):
-            return no_memory(path, index, what)
-        if own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
-            error.add_note(f"while decoding {what or path}")
-            return error
-        if isinstance(error, CorruptFileError):
-            return CorruptFileError(f"{what}{error}", path=path, index=index)
-        return UnsupportedFormatError(f"{path}, record {index}: {what}{error}", path=path)
+        pairs = zip(contents, decoders, strict=True)
+        pieces = [bytes(content) if decoder.small else content for content, decoder in pairs]
+        apply: Callable[..., Any] = call
+        return decoded(map(apply, [decoder.decode for decoder in decoders], pieces), locate)
 
     def _spec(self, field: str) -> FieldSpec:
         """Describe a field by its suffixes, or its first file; the sizes of all show whether shapes vary."""

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.arrays import no_memory, split_records
+from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
 from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.encoded import decoded, located
 from dataload.sources.lmdb import TorchRecordOptions
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find_table
@@ -120,20 +121,13 @@ class _TorchRecord(LMDBShard):
     def _decode(
         self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
     ) -> list[Record]:
-        codec = cast("Codec", self._codec)
-        records: list[Record] = []
-        with decoding():
-            for value, index in zip(data, indices.tolist(), strict=True):
-                try:
-                    record = codec.decode(value)
-                except (CorruptFileError, MemoryError) as error:
-                    database, _, key = self.key(index).partition("/")
-                    what = f"key {key} of sub-database {database}: "
-                    if isinstance(error, MemoryError):
-                        raise no_memory(self._path, index, what) from error
-                    raise CorruptFileError(f"{what}{error}", path=self._path, index=index) from error
-                records.append(record if fields is None else select_fields(record, fields))
-        return records
+        def locate(error: Exception, row: int) -> Exception:
+            index = int(indices[row])
+            database, _, key = self.key(index).partition("/")
+            return located(error, self._path, index, f"key {key} of sub-database {database}")
+
+        records = decoded(map(cast("Codec", self._codec).decode, data), locate)
+        return records if fields is None else [select_fields(record, fields) for record in records]
 
 
 def _databases(named: Sequence[Tree], path: str, file: str) -> list[Tree]:

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dataload._util.arrays import FIELD_BYTES, check_lengths, check_size, fits, no_memory, split_records
+from dataload._util.arrays import FIELD_BYTES, check_lengths, check_size, fits, split_records
 from dataload._util.clock import decoding
 from dataload.catalog.facts import require_known
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
-from dataload.sources.encoded import LoadedRecords
+from dataload.sources.encoded import LoadedRecords, decoded, located
 from dataload.sources.file_source import FileSource
 from dataload.sources.mds import INDEX_NAME, MDS, MDSOptions
 from dataload.sources.mds.columns import Column, array_head, parse_column
@@ -218,8 +218,7 @@ class _MDSShard(ShardReader[Record]):
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - most fields are beside each other
         offsets = self._edges.take(indices, mode="clip").astype(np.int64)
         lengths = self._edges.take(indices + 1, mode="clip").astype(np.int64) - offsets
-        if int(lengths.max()) > self._limit:
-            check_lengths(lengths, self._limit, indices, self._file.path)
+        check_lengths(lengths, self._limit, indices, self._file.path)
         return offsets, lengths
 
     def shared(self) -> tuple[RecordFile, Any]:
@@ -281,25 +280,17 @@ class _MDSShard(ShardReader[Record]):
         data = file.gather_ranges(offsets, sizes)
         if decode is None:
             return data
-        values: list[Any] = []
-        try:
+        if column.encoding in ("jpeg", "png"):
             with decoding():
-                if column.encoding in ("jpeg", "png"):
-                    images = decode_images([*data.views()], column.encoding.upper(), self._limit)
-                    if images is not None:
-                        return images
-                values.extend(map(decode, data.views()))
-        except (CorruptFileError, UnsupportedFormatError, MemoryError) as error:
-            row = len(values)
-            if isinstance(error, MemoryError):
-                raise no_memory(self._file.path, int(indices[row]), f"field {column.name!r}: ") from error
-            reason = f"field {column.name!r}: {error}"
-            if isinstance(error, UnsupportedFormatError):
-                message = f"{self._file.path}, record {indices[row]}: {reason}"
-                raise UnsupportedFormatError(message, path=self._file.path) from error
+                images = decode_images([*data.views()], column.encoding.upper(), self._limit)
+            if images is not None:
+                return images
+
+        def locate(error: Exception, row: int) -> Exception:
             index = int(indices[row])
-            raise CorruptFileError(reason, path=self._file.path, offset=int(self._edges[index]), index=index) from error
-        return values
+            return located(error, self._file.path, index, f"field {column.name!r}", int(self._edges[index]))
+
+        return decoded(map(decode, data.views()), locate)
 
     def release(self) -> None:
         self._file.release()

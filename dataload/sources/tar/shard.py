@@ -9,16 +9,15 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 
-from dataload._util.arrays import check_lengths, no_memory, split_records, split_rows
+from dataload._util.arrays import check_lengths, split_records, split_rows
 from dataload._util.clock import decoding
-from dataload._util.failures import mark_users
 from dataload.catalog.facts import spec_of
 from dataload.codecs.decoders import DECODERS, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
-from dataload.sources.encoded import integers
+from dataload.sources.encoded import decoded, integers, located
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar import KEY
 from dataload.sources.tar.index import index_path
@@ -359,17 +358,13 @@ class TarReader(ShardReader[Record]):
             pieces = contents if field.decoder.small else contents.views()
         if field.only("bytes"):
             return pieces
-        decode, values = field.decoder.decode, list[Any]()
-        try:
-            with decoding():
-                for piece in pieces:
-                    values.append(decode(piece))
-        except Exception as error:
-            located = self._locate(error, field, int(components[len(values)]))
-            if located is error:
-                raise
-            raise located from error
-        return values
+
+        def locate(error: Exception, row: int) -> Exception:
+            offset, sample = self._table.span(int(components[row]))[0], self._table.sample(int(components[row]))
+            what = f"field {field.name!r} of {self._key(sample)!r}"
+            return located(error, self._file.path, sample, what, offset, own=field.decoder.own)
+
+        return decoded(map(field.decoder.decode, pieces), locate)
 
     def _decode_by_code(self, field: Field, components: Int64Array) -> list[Any]:
         codes = self._table.codes[components]  # one for each component: with several decoders, samples differ
@@ -380,21 +375,6 @@ class TarReader(ShardReader[Record]):
             for at, value in zip(where.tolist(), self._decode(one, components[where]), strict=True):
                 values[at] = value
         return values
-
-    def _locate(self, error: Exception, field: Field, component: int) -> Exception:
-        """Return a decoder's error with the location of the component added."""
-        sample, offset = self._table.sample(component), int(self._table.offsets(np.array([component]))[0])
-        what = f"field {field.name!r} of {self._key(sample)!r}"
-        if field.decoder.own:
-            mark_users(error)
-        elif isinstance(error, MemoryError):
-            return no_memory(self._file.path, sample, f"{what}: ")
-        if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
-            error.add_note(f"while decoding {what} at byte {offset} of {self._file.path}")
-            return error
-        if isinstance(error, CorruptFileError):
-            return CorruptFileError(f"{what}: {error}", path=self._file.path, offset=offset, index=sample)
-        return UnsupportedFormatError(f"{self._file.path}, byte {offset}: {what}: {error}", path=self._file.path)
 
 
 _UNKNOWN = FieldSpec("unknown")

@@ -1,4 +1,4 @@
-"""Group the members of an archive into samples, in a table of at most 16 bytes a member. No I/O.
+"""Samples of tar archives, in a table of at most 16 bytes a member, and the tables of many archives as one. No I/O.
 
 A sample is a run of adjacent regular files with the same key. The key is the path up to the first dot of the base
 name; the rest is the extension, which names the component. The name of a file without a dot is both its key and its
@@ -7,22 +7,19 @@ extension. Hidden files (base name starting with a dot) are ignored, and do not 
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import Memo
-from dataload.codecs import npz
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, for_extension, known_extension
-from dataload.codecs.npz import build_npy
-from dataload.errors import ConfigError
+from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.tar import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.storage.core import core
@@ -98,7 +95,8 @@ def name_fields(
     while True:
         groups: dict[str, list[str]] = {}
         for name in full:
-            groups.setdefault(_shorten(name) if name not in kept and known(name) else name, []).append(name)
+            short = name.rpartition(".")[0] if name not in kept and known(name) else ""
+            groups.setdefault(short or name, []).append(name)
         fields = {short: tuple(code for name in names for code in full[name]) for short, names in groups.items()}
         meeting = {name for short, names in groups.items() if len(names) > 1 and meet(fields[short]) for name in names}
         if not meeting:
@@ -110,64 +108,6 @@ def rate_fields(fields: Mapping[str, tuple[int, ...]], is_audio: Callable[[int],
     """Return the fields with the sample rates of those that are audio, each with the codes of its audio."""
     rates = {rate_field(name): codes for name, codes in fields.items() if all(map(is_audio, codes))}
     return {name: codes for name, codes in rates.items() if name not in fields}
-
-
-def _shorten(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def encode_field(name: str, value: Any) -> tuple[str, bytes]:
-    """Return the extension and bytes of a value by the table above; raise a ConfigError if it cannot be stored."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return name, bytes(value)
-    known = known_extension(name)
-    kind = _kind(name, value)
-    if known is not None and kind in _FITS.get(known.name, ()):
-        return name, _encode(known.name, name, value)
-    return f"{name}.{kind}", _encode(kind, name, value)
-
-
-_FITS = {
-    "cls": ("cls",),
-    "json": ("json", "cls", "txt"),
-    "npy": ("npy",),
-    "npz": ("npz",),
-    "txt": ("txt",),
-}
-"""Decoder named by a field -> kinds of values that it restores."""
-
-
-def _kind(name: str, value: Any) -> str:
-    """Return the extension for a value by its type."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return "npy"
-    if isinstance(value, str):
-        return "txt"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "cls"
-    if isinstance(value, (bool, float, list, tuple, Mapping)):
-        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else ()
-        return "npz" if any(isinstance(item, (np.ndarray, bytes)) for item in items) else "json"
-    raise ConfigError(
-        f"field {name!r} is of type {type(value).__name__}, which tar archives do not store: give an array, bytes, "
-        "text, a number, or a value that JSON can represent",
-        key=name,
-    )
-
-
-def _encode(kind: str, name: str, value: Any) -> bytes:
-    try:
-        if kind == "npy":
-            return build_npy(np.asarray(value))
-        if kind == "npz":
-            return npz.encode(value)
-        if kind == "json":
-            return json.dumps(value).encode()
-        return str(value).encode()
-    except ConfigError:
-        raise
-    except (ValueError, TypeError) as error:  # for example an object array, lone surrogates, or a set in a list
-        raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error
 
 
 _FEW_KEYS = 16  # to cut, for which numpy's calls take longer
@@ -393,3 +333,67 @@ def group_members(members: Iterable[Member]) -> SampleTable:
         blocks.append(offset // BLOCK)
         sizes.append(size)
     return build_table(extensions, codes, counts, blocks, sizes, keys)
+
+
+class SharedSamples:
+    """The tables of many archives, with the methods of `SampleTable`. Samples, components and offsets are places."""
+
+    ends = None
+
+    def __init__(self, directory: ShardDirectory, table: SampleTable) -> None:
+        self.extensions: tuple[str, ...] = table.extensions
+        self.codes: _UnsignedArray = table.codes
+        self.first: Callable[[Sequence[int]], Array | int] = table.first
+        self.keys: SharedKeys = SharedKeys(directory)
+        self._blocks: ShardNumbers = directory.numbers(BLOCK, is_place=True)
+        self._sizes: ShardNumbers = directory.numbers()
+        self.offsets: Callable[[Int64Array], Int64Array] = self._blocks.__getitem__
+        self.lengths: Callable[[Int64Array], Int64Array] = self._sizes.__getitem__
+
+    def join(self, shard: int, table: SampleTable) -> None:
+        """Add the table of an archive."""
+        self._blocks.put(shard, table.blocks)
+        self._sizes.put(shard, table.sizes)
+        if table.keys is not None:
+            self.keys.join(shard, table.keys, len(table))
+
+    def components(self, first: int, samples: Int64Array) -> Int64Array:
+        """See `SampleTable.components`."""
+        if first < 0:
+            return np.full(len(samples), -1, np.int64)
+        within = samples & WITHIN
+        return samples - within + within * len(self.codes) + first
+
+
+class SharedKeys:
+    """The keys of many archives; see `Keys`."""
+
+    def __init__(self, directory: ShardDirectory) -> None:
+        self._lengths: set[int | None] = set()  # of the keys of each archive; None if they vary
+        self._ends: ShardNumbers = directory.numbers()
+        self._texts = core().Maps(len(self._ends))
+
+    def join(self, shard: int, keys: Keys, samples: int) -> None:
+        """Add the keys of an archive."""
+        self._texts.put_memory(shard, keys.text)
+        length = int(keys.ends[0]) if len(keys.ends) == 1 else None
+        self._lengths.add(length)
+        if length is not None:
+            self._ends.put_line(shard, length, length, samples)
+        else:
+            self._ends.put(shard, keys.ends)
+
+    def names(self, samples: Int64Array) -> list[str]:
+        """Return the keys of samples, (rows,) int64."""
+        return [*self.column(samples)]
+
+    def column(self, samples: Int64Array) -> TextColumn | list[str]:
+        """See `Keys.column`."""
+        within, same = samples & WITHIN, next(iter(self._lengths)) if len(self._lengths) == 1 else None
+        if same is not None:
+            starts, lengths = within * same, np.full(len(samples), same)
+        else:
+            starts = np.where(within > 0, self._ends[samples - (within > 0)], 0)
+            lengths = self._ends[samples] - starts
+        places = samples - within + starts
+        return key_column(lengths, lambda out: self._texts.gather_ranges(out, places, lengths))

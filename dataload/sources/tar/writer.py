@@ -1,17 +1,23 @@
 """Write tar archives for WebDataset and DALI, and DALI's index files."""
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import groupby
 from os import PathLike, fspath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import numpy as np
+
+from dataload.codecs import npz
+from dataload.codecs.decoders import known_extension
+from dataload.codecs.npz import build_npy
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import build_recorded
 from dataload.sources.tar import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
-from dataload.sources.tar.samples import decode_name, encode_field, split_name
+from dataload.sources.tar.samples import decode_name, split_name
 from dataload.sources.writer import IndexedWriter, require_fields
 from dataload.storage import Remote, storage_of
 from dataload.storage.errors import write_errors
@@ -142,6 +148,60 @@ def _encode(record: Mapping[str, Any], key: bytes, indexed: bool) -> dict[bytes,
 @lru_cache(1 << 10)
 def _check_extension(extension: str, field: str, indexed: bool) -> bytes:
     return _check_name(extension, f"the name of field {field!r}", indexed)
+
+
+def encode_field(name: str, value: Any) -> tuple[str, bytes]:
+    """Return the extension and bytes of a value, see `TarWriter`; raise a ConfigError if it cannot be stored."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return name, bytes(value)
+    known = known_extension(name)
+    kind = _kind(name, value)
+    if known is not None and kind in _FITS.get(known.name, ()):
+        return name, _encode_as(known.name, name, value)
+    return f"{name}.{kind}", _encode_as(kind, name, value)
+
+
+_FITS = {
+    "cls": ("cls",),
+    "json": ("json", "cls", "txt"),
+    "npy": ("npy",),
+    "npz": ("npz",),
+    "txt": ("txt",),
+}
+"""Decoder named by a field -> kinds of values that it restores."""
+
+
+def _kind(name: str, value: Any) -> str:
+    """Return the extension for a value by its type."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return "npy"
+    if isinstance(value, str):
+        return "txt"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "cls"
+    if isinstance(value, (bool, float, list, tuple, Mapping)):
+        items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else ()
+        return "npz" if any(isinstance(item, (np.ndarray, bytes)) for item in items) else "json"
+    raise ConfigError(
+        f"field {name!r} is of type {type(value).__name__}, which tar archives do not store: give an array, bytes, "
+        "text, a number, or a value that JSON can represent",
+        key=name,
+    )
+
+
+def _encode_as(kind: str, name: str, value: Any) -> bytes:
+    try:
+        if kind == "npy":
+            return build_npy(np.asarray(value))
+        if kind == "npz":
+            return npz.encode(value)
+        if kind == "json":
+            return json.dumps(value).encode()
+        return str(value).encode()
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:  # for example an object array, lone surrogates, or a set in a list
+        raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error
 
 
 def write_index(

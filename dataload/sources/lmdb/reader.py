@@ -20,7 +20,7 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, copy_records
 from dataload.sources.file_source import FileSource
-from dataload.sources.lmdb import LMDBOptions
+from dataload.sources.lmdb import LMDBOptions, TorchRecordOptions
 from dataload.sources.lmdb.file import FileInfo, Tree, data_file
 from dataload.sources.lmdb.tree import Nodes, Snapshot, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
@@ -28,10 +28,10 @@ from dataload.storage.core import PLACE_BITS
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Codec, Int64Array
 
+T = TypeVar("T")
+
 KeyOrder: TypeAlias = Literal["number", "bytes"]
 """Order of keys: numerical, or by their bytes, like LMDB."""
-
-T = TypeVar("T")
 
 _LEAST_CACHED = 100_000  # minimum number of records of a cached table: about 10 ms of work
 _MOST_DIGITS = 18
@@ -92,8 +92,9 @@ class KeyedValues:
     keys: Keys
 
     @classmethod
-    def of(cls, nodes: Nodes) -> KeyedValues:
-        """Put the records of a tree in order."""
+    def build(cls, file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> KeyedValues:
+        """Put the records of the only tree in order."""
+        nodes = read_tree(file, info, *trees)
         order, places = order_of(nodes)
         offsets, lengths = nodes.offsets, nodes.lengths
         if places is not None:
@@ -109,8 +110,9 @@ class KeyedValues:
         return CachedTable(arrays, {"order": self.keys.order})
 
     @classmethod
-    def unpack(cls, found: CachedTable, count: int, info: FileInfo) -> KeyedValues | None:
-        """Return the table from the cache, or None if it is not a valid one of `count` records."""
+    def unpack(cls, found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> KeyedValues | None:
+        """Return the table from the cache, or None if it is not a valid one of the only tree."""
+        count = trees[0].entries
         values = Values.unpack(found.arrays, count, 0, info.size)
         places, leaves, ends = found.arrays.get("places"), found.arrays["leaves"], found.arrays["ends"]
         order: Any = found.extras.get("order")
@@ -147,14 +149,36 @@ def _narrow(numbers: Array) -> Array:
     return numbers.astype(np.uint32) if not len(numbers) or int(numbers.max()) < 1 << 32 else numbers
 
 
-def find_table(
-    key: IndexKey | None, count: int, unpack: Callable[[CachedTable], T | None], build: Callable[[], T]
-) -> tuple[T, IndexKey | None]:
-    """Return a table of `count` records, and the key to store it under if that pays and it is not stored."""
-    if count < _LEAST_CACHED:
-        key = None
-    table = recall(key, unpack)
-    return (build(), key) if table is None else (table, None)
+def open_table(
+    path: str,
+    options: LMDBOptions | TorchRecordOptions,
+    kind: str,
+    choose: Callable[[RecordFile, FileInfo], tuple[Sequence[Tree], tuple[Any, ...]]],
+    unpack: Callable[[CachedTable, Sequence[Tree], FileInfo], T | None],
+    build: Callable[[RecordFile, FileInfo, Sequence[Tree]], T],
+    pack: Callable[[T], CachedTable],
+) -> tuple[Snapshot, T]:
+    """Open an environment; return its table, as it was kept, or as it is built and kept.
+
+    `choose` returns the databases to read, and what distinguishes their table from others of the same environment.
+    """
+
+    def parse(file: RecordFile, info: FileInfo) -> tuple[T, IndexKey | None]:
+        trees, names = choose(file, info)
+        if options.verify:
+            verify_pages(file, info, [info.main, *(tree for tree in trees if tree.name is not None)])
+        if not options.cache or sum(tree.entries for tree in trees) < _LEAST_CACHED:
+            return build(file, info, trees), None
+        # A writer with a writable map updates the file's time late, but the transaction number immediately.
+        state, remote = (info.transaction, info.main.root), options.remote_settings
+        key = IndexKey.of(kind, (file.path,), names, state=state, beside=path, remote=remote)
+        table = recall(key, lambda found: unpack(found, trees, info))
+        return (build(file, info, trees), key) if table is None else (table, None)
+
+    snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
+    if key is not None:  # now, because nobody has written to the file in between
+        store_cached(key, pack(table))
+    return snapshot, table
 
 
 class SharedSnapshots:
@@ -289,32 +313,15 @@ class LMDBSource(LMDBFileSource[Any]):
 
 class _LMDBShard(LMDBShard):
     def __init__(self, path: str, options: LMDBOptions) -> None:
-        def parse(file: RecordFile, info: FileInfo) -> tuple[KeyedValues, IndexKey | None]:
+        def choose(file: RecordFile, info: FileInfo) -> tuple[Sequence[Tree], tuple[Any, ...]]:
             tree = _choose(subdatabases(file, info), info.main, path, options.subdatabase)
-            if options.verify:
-                verify_pages(file, info, [info.main] if tree.name is None else [info.main, tree])
-            names = () if tree.name is None else (tree.name,)
-            # A writer with a writable map updates the file's time late, but the transaction number immediately.
-            state = (info.transaction, tree.root)
-            key = (
-                IndexKey.of(
-                    "lmdb-values", (file.path,), names, state=state, beside=path, remote=options.remote_settings
-                )
-                if options.cache
-                else None
-            )
-            return find_table(
-                key,
-                tree.entries,
-                lambda found: KeyedValues.unpack(found, tree.entries, info),
-                lambda: KeyedValues.of(read_tree(file, info, tree)),
-            )
+            return [tree], () if tree.name is None else (tree.name,)
 
-        snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
+        snapshot, table = open_table(
+            path, options, "lmdb-values", choose, KeyedValues.unpack, KeyedValues.build, KeyedValues.pack
+        )
         super().__init__(snapshot, table.values, cast("Codec | None", options.codec), options.max_record_bytes)
         self.keys = table.keys
-        if key is not None:
-            store_cached(key, table.pack())
         if self._codec is not None:
             self._fields = self.first_fields()
 

@@ -9,15 +9,14 @@ import numpy as np
 
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
-from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.encoded import decoded, located
 from dataload.sources.lmdb import TorchRecordOptions
 from dataload.sources.lmdb.file import FileInfo, Tree
-from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find_table
-from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
+from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, open_table
+from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
 from dataload.storage.kept import CachedTable
@@ -56,36 +55,18 @@ class _Parts:
 
 class _TorchRecord(LMDBShard):
     def __init__(self, path: str, options: TorchRecordOptions) -> None:
-        def parse(file: RecordFile, info: FileInfo) -> tuple[_Parts, IndexKey | None]:
+        def choose(file: RecordFile, info: FileInfo) -> tuple[Sequence[Tree], tuple[Any, ...]]:
             trees = _databases(subdatabases(file, info), path, file.path)
             if options.db_num not in (None, len(trees)):
-                raise ConfigError(
-                    f"{path} has {len(trees)} sub-databases, but db_num is {options.db_num}",
-                    key="db_num",
-                    value=options.db_num,
-                )
-            if options.verify:
-                verify_pages(file, info, [info.main, *trees])
-            state = (info.transaction, info.main.root)
-            key = (
-                IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.remote_settings)
-                if options.cache
-                else None
-            )
-            return find_table(
-                key,
-                sum(tree.entries for tree in trees),
-                lambda found: _unpack(found, trees, info),
-                lambda: _join([_part(file, read_tree(file, info, tree), tree, info) for tree in trees]),
-            )
+                message = f"{path} has {len(trees)} sub-databases, but db_num is {options.db_num}"
+                raise ConfigError(message, key="db_num", value=options.db_num)
+            return trees, ()
 
-        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
+        snapshot, parts = open_table(path, options, "torchrecord", choose, _unpack, _build, _Parts.pack)
         codec = resolve_codec("tensorprotos", options.max_record_bytes)
         super().__init__(snapshot, parts.values, codec, options.max_record_bytes)
         self._ends, self._widths = parts.ends, parts.widths
         self._has_gaps = bool(len(self)) and int(parts.values.offsets.min()) < 0
-        if key is not None:
-            store_cached(key, parts.pack())
         self._fields = self.first_fields()
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
@@ -173,7 +154,8 @@ def _part(file: RecordFile, nodes: Nodes, tree: Tree, info: FileInfo) -> tuple[I
     return offsets, lengths, width
 
 
-def _join(parts: Sequence[tuple[Int64Array, Array, int]]) -> _Parts:
+def _build(file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> _Parts:
+    parts = [_part(file, read_tree(file, info, tree), tree, info) for tree in trees]
     offsets, lengths, widths = zip(*parts, strict=True)
     ends = np.cumsum([len(part) for part in offsets], dtype=np.int64)
     return _Parts(Values.of(np.concatenate(offsets), np.concatenate(lengths)), ends, widths)

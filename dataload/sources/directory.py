@@ -13,7 +13,7 @@ from dataload._util.threads import run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ENDS_BYTES, hash_ends
 from dataload.errors import DataloadError
-from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, core
+from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, compiled_core
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps
 from dataload.storage.paths import is_url
@@ -52,7 +52,7 @@ class ShardNumbers:
     """
 
     def __init__(self, shards: int, scale: int = 1, *, is_place: bool = False) -> None:
-        self._tables, self._shards = core().Tables(shards), shards
+        self._tables, self._shards = compiled_core().Tables(shards), shards
         self._scale, self._is_place = scale, is_place
 
     def put(self, shard: int, array: Array) -> None:

@@ -566,23 +566,6 @@ no_counts:
 
 /* ---- The module ---- */
 
-/* read_small(path) -> bytes of a regular file of at most 64 KiB; None for others, and if it cannot be read */
-static PyObject *read_small(PyObject *module, PyObject *path) {
-    (void)module;
-    char data[1 << 16], *name = PyBytes_AsString(path);
-    if (!name) return NULL;
-    struct stat found;
-    ssize_t length = -1;
-    Py_BEGIN_ALLOW_THREADS
-    int descriptor = open_regular(name, &found);
-    if (descriptor >= 0) {
-        if (found.st_size <= (off_t)sizeof data) length = read(descriptor, data, sizeof data);
-        close(descriptor);
-    }
-    Py_END_ALLOW_THREADS
-    return length >= 0 && length == found.st_size ? PyBytes_FromStringAndSize(data, length) : Py_NewRef(Py_None);
-}
-
 static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))gather_ranges, METH_FASTCALL, NULL},
@@ -592,7 +575,6 @@ static PyMethodDef methods[] = {
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL, NULL},
     {"file_versions", (PyCFunction)(void (*)(void))file_versions, METH_FASTCALL, NULL},
     {"integers", (PyCFunction)(void (*)(void))integers, METH_FASTCALL, NULL},
-    {"read_small", read_small, METH_O, NULL},
     {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
     {"tar_open", (PyCFunction)(void (*)(void))tar_open, METH_FASTCALL, NULL},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, NULL},

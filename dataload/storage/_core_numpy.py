@@ -1,23 +1,21 @@
-"""The core in numpy, used if `_core.c` could not be compiled. Each function equals its namesake there.
+"""What the core does without a C compiler, in numpy: each function equals its namesake in `_core.c`.
 
-`file` is the descriptor behind the buffer `data`, -1 for plain memory, or a pair with the file's last change in ns.
-Errors: ValueError for a range outside the buffer, `MapFault` if the file has shrunk or changed.
+Files are not mapped here, so `file`, the descriptor behind the buffer `data`, is always -1, for plain memory. A range
+outside the buffer is a ValueError. The compiled core alone maps many files at once; see `dataload.storage.core`.
 """
 
 import os
 import re
-from contextlib import suppress
+import struct
 from typing import Any
 
 import numpy as np
 
-from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows, file_number, permute, put_keys
-from dataload.types import Array, BytesArray, Int64Array
+from dataload.types import BytesArray, Int64Array
 
 __all__ = [
     "MapFault",
     "Maps",
-    "Tables",
     "copies",
     "cut",
     "file_versions",
@@ -27,12 +25,57 @@ __all__ = [
     "highway_hashes",
     "integers",
     "lmdb_nodes",
-    "permute",
-    "put_keys",
-    "read_small",
     "tar_lines",
     "tar_open",
 ]
+
+
+PLACE_BITS = 44
+"""Bits of a place below the number of its shard: an offset in a file or an index in a table."""
+
+
+class MapFault(Exception):
+    """A mapped file shrank or changed, or its disk failed; raised by the compiled core only.
+
+    The message is the offset of the fault or the size; from `Maps`, the number of the shard comes first.
+    """
+
+
+class Maps:
+    """Memory of many shards, from which ranges are copied. Without the compiled core, that is never of files."""
+
+    def __init__(self, shards: int, /) -> None:
+        self._shards: dict[int, memoryview] = {}
+        self._count = shards
+
+    def put_memory(self, shard: int, buffer: Any, /) -> None:
+        if not 0 <= shard < self._count:
+            raise ValueError(f"shard {shard} of {self._count}")
+        self._shards[shard] = memoryview(buffer).cast("B")
+
+    def drop(self, shard: int, /) -> None:
+        self._shards.pop(shard, None)
+
+    def gather(self, out: Any, places: Int64Array, length: int, /) -> None:
+        """Copy records of `length` bytes at places, (rows,) int64, to the buffer `out`."""
+        self.gather_ranges(out, places, np.full(len(places), length))
+
+    def gather_ranges(self, out: Any, places: Int64Array, lengths: Int64Array, /) -> None:
+        """Copy ranges, (rows,) int64 places and lengths, one after another; they fill `out`."""
+        target, filled = np.frombuffer(out, np.uint8), 0
+        for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
+            shard, at = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
+            source = self._shards[shard]
+            if not 0 <= length <= min(source.nbytes - at, target.size - filled):
+                raise ValueError(f"a range outside the {source.nbytes} bytes of shard {shard}")
+            target[filled : filled + length] = source[at : at + length]
+            filled += length
+
+    def cut(self, out: Any, places: Int64Array, length: int, *fields: Any) -> int:
+        """Copy fields of records of `length` bytes at places; see `cut`."""
+        rows = np.empty((len(places), length), np.uint8)
+        self.gather(rows, places, length)
+        return cut(out, rows, np.arange(len(places)) * length, length, *fields, file=-1)
 
 
 def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, file: Any) -> None:
@@ -51,7 +94,6 @@ def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, le
         item = np.dtype((np.void, length))
         # `np.take` would first copy records that overlap or have gaps, all of them.
         target.view(item)[:] = np.ndarray((end,), item, data, start, (stride,))[indices]
-    _check_file(size, file)
 
 
 def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> None:
@@ -65,7 +107,6 @@ def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array,
     for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
         target[at : at + length] = source[offset : offset + length]
         at += length
-    _check_file(source.nbytes, file)
 
 
 def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> list[bytes]:
@@ -73,9 +114,7 @@ def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> li
     source = memoryview(data).cast("B")
     _check_ranges(offsets, lengths, source.nbytes)
     pairs = zip(offsets.tolist(), lengths.tolist(), strict=True)
-    found = [source[offset : offset + length].tobytes() for offset, length in pairs]
-    _check_file(source.nbytes, file)
-    return found
+    return [source[offset : offset + length].tobytes() for offset, length in pairs]
 
 
 def cut(
@@ -95,10 +134,31 @@ def cut(
     A field has `lengths` bytes at `starts` in each record; its column begins at `targets`, all (fields,) int64. Returns
     the first row that differs from the record `first` in the bits of `mask`, or -1; then `out` is incomplete.
     """
-    rows = np.empty((len(offsets), max(0, length)), np.uint8)
-    check_cut(rows, memoryview(out).nbytes, starts, lengths, targets, first, mask)
+    to, count = np.frombuffer(out, np.uint8), len(offsets)
+    if not len(starts) == len(lengths) == len(targets):
+        raise ValueError(f"{len(starts)} starts, {len(lengths)} lengths and {len(targets)} targets")
+    fields = [*zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True)]
+    for field, (start, size, target) in enumerate(fields):
+        if min(start, size, target) < 0 or start + size > length or target + count * size > to.size:
+            message = f"outside the {max(0, length)} bytes of a row or the {to.size} bytes of columns"
+            raise ValueError(f"field {field}: {message}")
+    if first is not None and (length < 8 or not len(first) == len(mask) == length):
+        found = f"a record and a mask of {len(first)} and {len(mask)} bytes"
+        raise ValueError(f"{found} for rows of {max(0, length)}, at least 8")
+    rows = np.empty((count, max(0, length)), np.uint8)
     gather(rows, data, 0, 1, offsets, length, file)
-    return cut_rows(out, rows, starts, lengths, targets, first, mask)
+    if first is not None:
+        differ = ((rows ^ np.frombuffer(first, np.uint8)) & np.frombuffer(mask, np.uint8)).any(axis=1)
+        if differ.any():
+            return int(np.argmax(differ))
+    for start, size, target in fields:
+        to[target : target + count * size] = rows[:, start : start + size].reshape(-1)
+    return -1
+
+
+def file_number(device: int, inode: int) -> int:
+    """Return a number of a file that others are unlikely to have, in the range of int64."""
+    return ((inode ^ device << 48) + 2**63) % 2**64 - 2**63
 
 
 def file_versions(out: Int64Array, paths: bytes, /) -> None:
@@ -138,7 +198,6 @@ def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, k
             f"a key of {len(key)} bytes, and {target.size} bytes for {len(offsets)} hashes: expected 32, and 8 for each"
         )
     target.view(np.uint64)[:] = highway_hashes(source, offsets, lengths, key)
-    _check_file(source.size, file)
 
 
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
@@ -153,13 +212,6 @@ def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:
         raise ValueError(f"row {int(np.argmin(inside))}: a range outside the {size} bytes")
     if float(lengths.sum(dtype=np.float64)) > 2.0**63:
         raise OverflowError("the ranges are longer than any memory")
-
-
-def _check_file(size: int, file: Any) -> None:
-    descriptor, changed = file if isinstance(file, tuple) else (file, None)
-    found = os.fstat(descriptor) if descriptor >= 0 else None
-    if found is not None and (found.st_size < size or changed not in (None, found.st_mtime_ns)):
-        raise MapFault(str(found.st_size))
 
 
 _START = np.array(
@@ -234,18 +286,6 @@ def _last_packet(rest: bytes) -> bytes:
     return (whole.ljust(16, b"\0") + ends).ljust(_PACKET, b"\0")
 
 
-_BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES, _DECIMAL_LIMIT = 1, 0x6F, 1, 8, 10**18
-
-
-def read_small(path: bytes, /) -> bytes | None:
-    """Return the content of a regular file of at most 64 KiB; None for others, and if it cannot be read."""
-    with suppress(OSError):
-        if os.path.isfile(path) and os.path.getsize(path) <= 1 << 16:
-            with open(path, "rb") as stream:
-                return stream.read()
-    return None
-
-
 def tar_lines(*_: Any) -> tuple[Any, ...] | None:
     """Parse (text, start, samples, fields) of an archive's text index; None if it is unusual, and always here.
 
@@ -265,6 +305,8 @@ def tar_open(
     return [None] * (archives.count(b"\0") + 1)
 
 
+_BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES = 1, 0x6F, 1, 8
+_DECIMAL = re.compile(rb"0*[0-9]{1,18}")
 _BAD_KIND, _BAD_BOUNDS, _BAD_POSITION, _BAD_ENTRY, _BAD_PAGE = range(1, 6)
 
 
@@ -289,104 +331,60 @@ def lmdb_nodes(
     """
     fit = header_size in (16, 24) and 256 <= page_size <= 65536 and page_size % 8 == 0
     fit = fit and pages.size == len(numbers) * page_size and len(counts) == len(numbers)
-    if not fit or out.shape[1] < len(numbers) * (page_size // (_NODE_BYTES + 2)):
+    most = page_size // (_NODE_BYTES + 2)
+    if not fit or out.shape[1] < len(numbers) * most:
         raise ValueError("the pages and the buffers do not fit each other")
     outside = (numbers < 0) | (numbers >= size // page_size)
     if outside.any():
         raise ValueError(f"row {int(np.argmax(outside))}: a page outside the {size} bytes")
-    words = pages.reshape(-1).view(np.uint16)
-    good, refusal = _check_headers(words.reshape(len(numbers), -1), counts, page_size, header_size, kind)
-    per_page = counts[:good]
-    total = int(per_page.sum())
-    pages_of = np.repeat(np.arange(good), per_page)
-    places = np.arange(total) - np.repeat(np.cumsum(per_page) - per_page, per_page)
-    nodes = words[pages_of * (page_size // 2) + header_size // 2 + places].astype(np.int64)
-    nodes += header_size if header_size == 24 else 0  # since LMDB 1.0, positions do not count the header
-    bad = np.zeros(total, np.uint8)
-    outside = (nodes < header_size) | (nodes > page_size - _NODE_BYTES) | (nodes % 2 != 0)
-    if outside.any():
-        bad[outside] = _BAD_POSITION
-        nodes[outside] = header_size
-    starts = pages_of * page_size + nodes
-    if kind == _BRANCH:
-        _fill_branches(out, bad, words, starts // 2, size // page_size)
-    else:
-        values = _fill_entries(out, bad, words, starts, page_size - nodes, header_size)
-        out[0, :total] = numbers[pages_of] * page_size + (values - pages_of * page_size)
-        _fill_large(out, bad, pages.reshape(-1), values, page_size, header_size, size)
-        _fill_decimals(out, bad, pages.reshape(-1), starts + _NODE_BYTES)
-    first = np.flatnonzero(bad)[:1]
-    if first.size:
-        return -int(8 * pages_of[first[0]] + bad[first[0]])
-    return -(8 * good + refusal) if refusal else total
+    base = header_size if header_size == 24 else 0  # since LMDB 1.0, positions do not count the header
+    total = 0
+    for row, (number, page) in enumerate(zip(numbers.tolist(), pages.reshape(-1, page_size), strict=True)):
+        data = page.tobytes()
+        flags, lower, upper = _HEADER.unpack_from(data, header_size - _HEADER.size)
+        counts[row] = count = (lower + base - header_size) // 2
+        if flags & _PAGE_KINDS != kind:
+            return -(8 * row + _BAD_KIND)
+        if not (header_size <= lower + base and lower <= upper and upper + base <= page_size and count <= most):
+            return -(8 * row + _BAD_BOUNDS)
+        nodes = [base + node for (node,) in _POSITION.iter_unpack(data[header_size : header_size + 2 * count])]
+        for node in nodes:
+            found = _parse_node(data, node, number * page_size, page_size, header_size, size, kind)
+            if isinstance(found, int):
+                return -(8 * row + found)
+            out[: len(found), total] = found
+            total += 1
+    return total
 
 
-def _check_headers(words: Array, counts: Int64Array, page_size: int, header_size: int, kind: int) -> tuple[int, int]:
-    """Fill `counts`; return the number of pages before the first invalid one, and the reason (0 if all are valid)."""
-    flags, lower, upper = words[:, header_size // 2 - 3 : header_size // 2].T.astype(np.int64)
-    base = header_size if header_size == 24 else 0
-    counts[:] = (lower + base - header_size) // 2
-    wrong_kind = flags & _PAGE_KINDS != kind
-    in_order = (header_size <= lower + base) & (lower <= upper) & (upper + base <= page_size)
-    wrong_bounds = ~in_order | (counts > page_size // (_NODE_BYTES + 2))
-    first = np.flatnonzero(wrong_kind | wrong_bounds)[:1]
-    if not first.size:
-        return len(words), 0
-    return int(first[0]), _BAD_KIND if wrong_kind[first[0]] else _BAD_BOUNDS
+_HEADER, _POSITION, _NODE, _NUMBER = (
+    struct.Struct("=3H"),
+    struct.Struct("=H"),
+    struct.Struct("=4H"),
+    struct.Struct("=Q"),
+)
 
 
-def _fill_branches(out: Int64Array, bad: BytesArray, words: Array, at: Int64Array, pages: int) -> None:
-    """Fill in the children of nodes, whose offsets in words are (nodes,); `pages` limits their numbers."""
-    low, high, top = (words[at + place].astype(np.int64) for place in range(3))
-    children = low | high << 16 | top << 32
-    out[0, : len(at)] = children
-    bad[((children < 2) | (children >= pages)) & (bad == 0)] = _BAD_PAGE
-
-
-def _fill_entries(
-    out: Int64Array, bad: BytesArray, words: Array, starts: Int64Array, room: Int64Array, header_size: int
-) -> Int64Array:
-    """Fill in lengths, key sizes and flags; return (nodes,) offsets of the values, or of their page numbers."""
-    at = starts // 2
-    low, high, flags, keys = (words[at + place].astype(np.int64) for place in range(4))
+def _parse_node(
+    data: bytes, node: int, start: int, page_size: int, header_size: int, size: int, kind: int
+) -> tuple[int, ...] | int:
+    """Return the numbers of a node of the page `data`, which begins at `start` of the file; or why it is refused."""
+    if not header_size <= node <= page_size - _NODE_BYTES or node % 2:
+        return _BAD_POSITION
+    low, high, flags, key_size = _NODE.unpack_from(data, node)
     length = low | high << 16
-    before = _NODE_BYTES + keys
-    if header_size == 24:  # LMDB 1.0 aligns values to two bytes
-        before += keys & 1
-    stored = np.where(flags & _LARGE, 8, length)
-    bad[(before + stored > room) & (bad == 0)] = _BAD_ENTRY
-    out[1, : len(at)] = length
-    out[3, : len(at)] = keys | flags << 16
-    return starts + before
-
-
-def _fill_large(
-    out: Int64Array, bad: BytesArray, data: BytesArray, values: Int64Array, page_size: int, header_size: int, size: int
-) -> None:
-    rows = np.flatnonzero((out[3, : len(values)] >> 16 & _LARGE != 0) & (bad == 0))
-    found = data[values[rows, None] + np.arange(8)].view(np.uint64).ravel()
-    inside = (found >= 2) & (found < size // page_size)
-    offsets = np.where(inside, found, 0).astype(np.int64) * page_size + header_size
-    inside &= offsets + out[1, rows] <= size
-    out[0, rows] = offsets
-    bad[rows[~inside]] = _BAD_PAGE
-
-
-def _fill_decimals(out: Int64Array, bad: BytesArray, data: BytesArray, keys: Int64Array) -> None:
-    """Fill in the keys that are decimal numbers, given the offsets of the keys."""
-    sizes = out[3, : len(keys)] & 0xFFFF
-    numbers = out[2, : len(keys)]
-    numbers[:] = -1
-    candidates = np.flatnonzero((sizes > 0) & (bad == 0))
-    for size in np.unique(sizes[candidates]).tolist():
-        rows = candidates[sizes[candidates] == size]
-        value = np.zeros(len(rows), np.int64)
-        for place in range(size):
-            digits = data[keys[rows] + place] - np.uint8(ord("0"))  # wraps around
-            decimal = (digits <= 9) & (value < _DECIMAL_LIMIT // 10)
-            if not decimal.all():
-                rows, value, digits = rows[decimal], value[decimal], digits[decimal]
-                if not len(rows):
-                    break
-            value = value * 10 + digits
-        numbers[rows] = value
+    if kind == _BRANCH:
+        child = length | flags << 32
+        return (child,) if 2 <= child < size // page_size else _BAD_PAGE
+    value = node + _NODE_BYTES + key_size
+    value += key_size & 1 if header_size == 24 else 0  # LMDB 1.0 aligns values to two bytes
+    if value + (_NUMBER.size if flags & _LARGE else length) > page_size:
+        return _BAD_ENTRY
+    offset = start + value
+    if flags & _LARGE:
+        (page,) = _NUMBER.unpack_from(data, value)
+        offset = page * page_size + header_size
+        if not 2 <= page < size // page_size or offset + length > size:
+            return _BAD_PAGE
+    key = data[node + _NODE_BYTES : node + _NODE_BYTES + key_size]
+    return offset, length, int(key) if _DECIMAL.fullmatch(key) else -1, key_size | flags << 16

@@ -146,8 +146,6 @@ class LocalStorage:
             return FileIdentity.of(os.stat(path))
 
     def read(self, path: str) -> bytes:
-        if (data := core().read_small(os.fsencode(path))) is not None:
-            return data
         with LocalFile(path) as file:
             return file.read(0, file.size)
 

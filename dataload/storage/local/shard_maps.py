@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty
 from dataload.errors import MachineError, SourceError
-from dataload.storage.core import PLACE_BITS, core
+from dataload.storage.core import PLACE_BITS, compiled_core, core
 from dataload.storage.errors import file_errors, outside_error
 from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, FileIdentity, MappedFile, is_cold, open_regular
 from dataload.storage.paths import encoded_paths
@@ -39,7 +39,7 @@ class ShardMaps(RecordFile):
 
     def __init__(self, shards: int, most: int | None = None) -> None:
         self.size: int = shards << PLACE_BITS
-        self._maps = core().Maps(shards)
+        self._maps = compiled_core().Maps(shards)
         self._files: dict[int, MappedFile] = {}
         self._used = np.zeros(shards, np.int64)  # number of the read that used each last; 0: it is not mapped
         self._reads = 1

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.storage.core import core
+from dataload.storage.core import PLACE_BITS, core
 
 PLAIN = -1
 DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
@@ -61,16 +61,6 @@ def test_without_the_compiled_core_numpy_serves_unless_the_other_is_demanded(mon
     monkeypatch.setenv("DATALOAD_CORE", "compiled")
     with pytest.raises(ImportError):
         core.__wrapped__()
-
-
-@each
-def test_small_files(one, tmp_path):
-    for name, data in (("empty", b""), ("some", b"abc"), ("most", bytes(1 << 16)), ("large", bytes((1 << 16) + 1))):
-        (tmp_path / name).write_bytes(data)
-        assert one.read_small(os.fsencode(tmp_path / name)) == (None if name == "large" else data)
-    os.mkfifo(tmp_path / "fifo")
-    for odd in (tmp_path, tmp_path / "fifo", tmp_path / "missing"):
-        assert one.read_small(os.fsencode(odd)) is None
 
 
 @st.composite
@@ -154,9 +144,9 @@ def test_what_is_written_to_must_be_writable(one):
         one.gather(bytes(8), DATA, 0, 1, numbers(3), 8, PLAIN)
 
 
-@each
-def test_the_time_of_the_file_is_compared(tmp_path, one):
-    path = tmp_path / "data"
+@compiled
+def test_the_time_of_the_file_is_compared(tmp_path):
+    one, path = _core_c, tmp_path / "data"
     path.write_bytes(bytes(100))
     os.utime(path, ns=(0, -1_500_000_001))  # before 1970
     with path.open("rb") as stream:
@@ -252,3 +242,26 @@ def test_without_a_compiler_the_build_goes_on():
     assert done.returncode == 1
     assert done.stderr.startswith("dataload's core was not compiled, so reading will be slower: ")
     assert sorted(path.name for path in (root / "dataload/storage").glob("*.so")) == before
+
+
+@each
+def test_memory_of_several_shards(one):
+    maps, first, second = one.Maps(3), np.arange(100, dtype=np.uint8), np.arange(8, dtype=np.int64)
+    maps.put_memory(0, first)
+    maps.put_memory(2, second)
+    out, places = np.zeros(12, np.uint8), numbers(4, (2 << PLACE_BITS) + 16, 90)
+    maps.gather(out, places, 4)
+    assert out.tolist() == [4, 5, 6, 7, 2, 0, 0, 0, 90, 91, 92, 93]
+    maps.gather_ranges(out, places, numbers(1, 8, 3))
+    assert out.tolist() == [4, 2, 0, 0, 0, 0, 0, 0, 0, 90, 91, 92]
+    fields = numbers(0, 2), numbers(1, 2), numbers(0, 3)
+    assert maps.cut(out, places, 4, *fields, None, None) == -1
+    assert out[:9].tolist() == [4, 2, 90, 6, 7, 0, 0, 92, 93]
+    for place, length, error in ((97, 4, ValueError), (1 << PLACE_BITS, 4, LookupError), (0, -1, ValueError)):
+        with pytest.raises(error):
+            maps.gather_ranges(np.zeros(4, np.uint8), numbers(place), numbers(length))
+    maps.drop(0)
+    with pytest.raises(LookupError):
+        maps.gather(out[:4], numbers(0), 4)
+    with pytest.raises(ValueError, match="shard 3 of 3"):
+        maps.put_memory(3, first)

@@ -1,4 +1,4 @@
-"""The shard directory of the core: places of many shards, copied at once; the compiled one equals numpy's."""
+"""The shard directory of the compiled core: places of many shards, copied at once, and many permutations."""
 
 import os
 import subprocess
@@ -7,12 +7,14 @@ import threading
 
 import numpy as np
 import pytest
-from cores import CORES, _core_c, check_allocations, compiled, each, numbers, outcome
+from cores import CORES, _core_c, check_allocations, compiled, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.storage._core_numpy import file_number
-from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS
+from dataload._util.randomness import permute
+from dataload.storage.core import MOST_SHARDS, PLACE_BITS, file_number
+
+pytestmark = compiled
 
 SIZES = [5000, 0, 1, 9000, 300]
 UNMAPPED = len(SIZES)
@@ -34,8 +36,8 @@ def place(shard, at):
     return (shard << PLACE_BITS) + at
 
 
-def fill(one, folder, shards=100):
-    maps = one.Maps(shards)
+def fill(folder, shards=100):
+    maps = _core_c.Maps(shards)
     for shard, size in enumerate(SIZES):
         path = folder / f"{shard}"
         if not path.exists():
@@ -50,7 +52,7 @@ def fill(one, folder, shards=100):
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
-    return folder, [fill(one, folder) for one in CORES]
+    return folder, fill(folder)
 
 
 ROWS = st.tuples(
@@ -58,43 +60,37 @@ ROWS = st.tuples(
 )
 
 
-def check_alike(results, inside, wanted):
-    """Both cores give the bytes, or the same error."""
-    assert all(result == results[0] for result in results)
-    error, out = results[0]
+def check(error, out, inside, wanted):
+    """The core gives the bytes, or an error."""
     assert (error is None and out == b"".join(wanted())) if inside else error[0] in (ValueError, LookupError)
 
 
 @given(st.lists(ROWS, max_size=60))
 @settings(deadline=None)
 def test_ranges_equal_slices(filled, rows):
-    folder, several = filled
+    folder, maps = filled
     places = numbers(*(place(shard, at) for shard, at, _ in rows))
     lengths = numbers(*(length for _, _, length in rows))
     inside = [0 <= shard < UNMAPPED and 0 <= length <= SIZES[shard] - at for shard, at, length in rows]
-    results = []
-    for maps in several:
-        out = np.zeros(max(0, int(lengths.sum())), np.uint8)
-        results.append((outcome(maps.gather_ranges, out, places, lengths), out.tobytes()))
-        assert outcome(maps.will_need, places, lengths) == results[0][0]
-    check_alike(results, all(inside), lambda: [(folder / f"{s}").read_bytes()[at : at + n] for s, at, n in rows])
+    out = np.zeros(max(0, int(lengths.sum())), np.uint8)
+    error = outcome(maps.gather_ranges, out, places, lengths)
+    assert outcome(maps.will_need, places, lengths) == error
+    check(error, out.tobytes(), all(inside), lambda: [(folder / f"{s}").read_bytes()[at : at + n] for s, at, n in rows])
 
 
 @given(st.lists(ROWS, min_size=1, max_size=60), st.sampled_from([0, 1, 2, 8, 64, 100, 128, 512, 600]))
 @settings(deadline=None)
 def test_records_equal_slices(filled, rows, length):
-    folder, several = filled
+    folder, maps = filled
     places = numbers(*(place(shard, at) for shard, at, _ in rows))
-    results = []
-    for maps in several:
-        out = np.zeros((len(rows), length), np.uint8)
-        results.append((outcome(maps.gather, out, places, length), out.tobytes()))
+    out = np.zeros((len(rows), length), np.uint8)
+    error = outcome(maps.gather, out, places, length)
     inside = all(0 <= shard < UNMAPPED and at + length <= SIZES[shard] for shard, at, _ in rows)
-    check_alike(results, inside, lambda: [(folder / f"{s}").read_bytes()[at : at + length] for s, at, _ in rows])
+    check(error, out.tobytes(), inside, lambda: [(folder / f"{s}").read_bytes()[at : at + length] for s, at, _ in rows])
 
 
-def put_all(one):
-    tables = one.Tables(len(TABLES) + 1)
+def put_all():
+    tables = _core_c.Tables(len(TABLES) + 1)
     for shard, table in enumerate(TABLES):
         tables.put_line(shard, *table) if isinstance(table, tuple) else tables.put(shard, table)
     return tables
@@ -108,31 +104,29 @@ def put_all(one):
 @settings(deadline=None)
 def test_numbers_equal_items(rows, scale, is_place):
     places = numbers(*(place(*row) for row in rows))
-    results = []
-    for one in CORES:
-        out = np.full(len(rows), 7, np.int64)
-        results.append((outcome(put_all(one).take, out, places, scale, is_place), out.tolist()))
-    assert all(result == results[0] for result in results)
-    found, out = results[0]
-    if found is not None:
-        assert out == [7] * len(rows)
+    out = np.full(len(rows), 7, np.int64)
+    if outcome(put_all().take, out, places, scale, is_place) is not None:
+        assert out.tolist() == [7] * len(rows)
         return
     lists = [[t[0] + i * t[1] for i in range(t[2])] if isinstance(t, tuple) else t.tolist() for t in TABLES]
     expected = [lists[shard][at] * scale for shard, at in rows]
     shards = [
         place(shard, 0) if is_place and value >= 0 else 0 for (shard, _), value in zip(rows, expected, strict=True)
     ]
-    assert out == [value + shard for value, shard in zip(expected, shards, strict=True)]
+    assert out.tolist() == [value + shard for value, shard in zip(expected, shards, strict=True)]
 
 
 ENDS = numbers(1, 2, 5, 1000, 1024, 1025, 70_000, 2**32 + 5, 2**47, 0, 7)  # the last two have wrong tables
 
 
-def permutations(one, which):
+KEYS = np.random.default_rng(0).integers(0, 2**63, (9, 2), np.uint64)
+
+
+def permutations(which):
     """Return the tables of permutations, with keys for some."""
     starts = np.cumsum(np.where(ENDS <= 1024, ENDS, 0)) - ENDS
     tables = np.zeros((len(ENDS), 12), np.uint64), np.zeros(int(starts[-1]), np.int16), ENDS, starts
-    one.put_keys(*tables, which, np.random.default_rng(0).integers(0, 2**63, (len(which), 2), np.uint64))
+    _core_c.put_keys(*tables, which, KEYS[: len(which)])
     return tables
 
 
@@ -140,30 +134,27 @@ def permutations(one, which):
 def test_permutations_give_each_number_once_and_no_other_pass(rows):
     which, draws = (numbers(*column) for column in (zip(*rows, strict=True) if rows else ((), ())))
     which, draws = np.append(which, [6] * 70_000), np.append(draws, np.arange(70_000))
-    results = []
-    for one in CORES:
-        out, passes = np.zeros(len(which), np.int64), np.full(len(ENDS), 2)
-        late = one.permute(*permutations(one, np.arange(9)), passes, passes, which, draws, out)
-        results.append((late, out.tobytes()))
-        assert ((out < 0) == (draws >= ENDS[which])).all()
-        assert (out < 0).sum() == late
-        assert (out < ENDS[which]).all()
-        assert (np.sort(out[len(rows) :]) == np.arange(70_000)).all()
-    assert results[0] == results[-1]
+    out, passes = np.zeros(len(which), np.int64), np.full(len(ENDS), 2)
+    late = _core_c.permute(*permutations(np.arange(9)), passes, passes, which, draws, out)
+    is_late = draws >= ENDS[which]
+    assert ((out < 0) == is_late).all()
+    assert late == is_late.sum()
+    for number in range(9):
+        own = (which == number) & ~is_late
+        assert (out[own] == permute(draws[own], int(ENDS[number]), KEYS[number])).all()
 
 
-@each
 @pytest.mark.parametrize(
     ("which", "count", "passes"), [(-1, 1, 11), (11, 1, 11), (9, 1, 11), (10, 1, 11), (0, 2, 11), (0, 1, 10)]
 )
-def test_what_is_no_permutation_is_refused(one, which, count, passes):
-    tables, out = permutations(one, np.arange(9)), np.zeros(1, np.int64)
+def test_what_is_no_permutation_is_refused(which, count, passes):
+    tables, out = permutations(np.arange(9)), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="row 0 is of no permutation"):
-        one.permute(
+        _core_c.permute(
             *tables, np.zeros(passes, np.int64), np.zeros(11, np.int64), numbers(which), np.zeros(count, np.int64), out
         )
     with pytest.raises(ValueError, match="row 0 is of no permutation"):
-        one.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
+        _core_c.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
 
 
 @given(
@@ -171,47 +162,41 @@ def test_what_is_no_permutation_is_refused(one, which, count, passes):
 )
 def test_search_counts_the_numbers_before(rows):
     places = numbers(*(place(*row) for row in rows))
-    results = []
-    for one in CORES:
-        out = np.zeros(len(rows), np.int64)
-        put_all(one).search(out, places)
-        results.append(out.tolist())
-    assert all(result == results[0] for result in results)
+    out = np.zeros(len(rows), np.int64)
+    put_all().search(out, places)
     lists = [[t[0] + i * t[1] for i in range(t[2])] if isinstance(t, tuple) else t.tolist() for t in TABLES]
-    assert results[0] == [place(shard, sum(n <= at for n in lists[shard])) for shard, at in rows]
+    assert out.tolist() == [place(shard, sum(n <= at for n in lists[shard])) for shard, at in rows]
 
 
-@each
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda one, _: one.Maps(-1), ValueError, "-1 shards: a directory has 0 to"),
-        (lambda one, _: one.Tables(MOST_SHARDS + 1), ValueError, "shards: a directory has 0 to"),
-        (lambda one, _: one.Maps(3).drop(3), ValueError, "shard 3 of 3"),
-        (lambda one, _: one.Maps(3).put(-1, 0, b"", 5, 0), ValueError, "shard -1 of 3"),
-        (lambda one, _: one.Maps(3).put(0, 0, b"", 1 << PLACE_BITS, 0), ValueError, "a file of 17592186044416 bytes"),
-        (lambda one, _: one.Maps(3).put(0, 10**6, b"", 5, 0), OSError, "Bad file descriptor"),
-        (lambda one, _: one.Tables(3).put(3, numbers()), ValueError, "shard 3 of 3"),
-        (lambda one, _: one.Tables(3).put(0, np.zeros(1)), ValueError, "a table of numbers of type d"),
-        (lambda one, _: one.Tables(3).put(0, np.zeros(1, np.uint64)), ValueError, "a table of numbers of type"),
-        (lambda one, _: one.Tables(3).put(0, np.zeros(1, ">i8")), ValueError, "a table of numbers of type"),
-        (lambda one, _: one.Tables(3).put_line(0, 0, 2**62, 2), ValueError, "stride 4611686018427387904, count 2"),
-        (lambda one, _: one.Tables(3).put_line(0, -1, -(2**62), 2), ValueError, "start -1, stride -46116860184"),
-        (lambda one, _: one.Tables(3).take(numbers(0), numbers(), 1, False), ValueError, "0 numbers do not fill 8"),
-        (lambda _, maps: maps.gather(bytearray(9), numbers(0), 8), ValueError, "8 bytes do not fill 9 bytes"),
-        (lambda _, maps: maps.gather_ranges(bytearray(), numbers(0), numbers()), ValueError, "1 places and 0 lengths"),
-        (lambda _, maps: maps.gather(bytes(8), numbers(0), 8), (TypeError, BufferError, ValueError), "."),
-        (lambda _, maps: maps.gather(bytearray(8), numbers(place(UNMAPPED, 0)), 8), LookupError, f"{UNMAPPED}"),
+        (lambda _: _core_c.Maps(-1), ValueError, "-1 shards: a directory has 0 to"),
+        (lambda _: _core_c.Tables(MOST_SHARDS + 1), ValueError, "shards: a directory has 0 to"),
+        (lambda _: _core_c.Maps(3).drop(3), ValueError, "shard 3 of 3"),
+        (lambda _: _core_c.Maps(3).put(-1, 0, b"", 5, 0), ValueError, "shard -1 of 3"),
+        (lambda _: _core_c.Maps(3).put(0, 0, b"", 1 << PLACE_BITS, 0), ValueError, "a file of 17592186044416 bytes"),
+        (lambda _: _core_c.Maps(3).put(0, 10**6, b"", 5, 0), OSError, "Bad file descriptor"),
+        (lambda _: _core_c.Tables(3).put(3, numbers()), ValueError, "shard 3 of 3"),
+        (lambda _: _core_c.Tables(3).put(0, np.zeros(1)), ValueError, "a table of numbers of type d"),
+        (lambda _: _core_c.Tables(3).put(0, np.zeros(1, np.uint64)), ValueError, "a table of numbers of type"),
+        (lambda _: _core_c.Tables(3).put(0, np.zeros(1, ">i8")), ValueError, "a table of numbers of type"),
+        (lambda _: _core_c.Tables(3).put_line(0, 0, 2**62, 2), ValueError, "stride 4611686018427387904, count 2"),
+        (lambda _: _core_c.Tables(3).put_line(0, -1, -(2**62), 2), ValueError, "start -1, stride -46116860184"),
+        (lambda _: _core_c.Tables(3).take(numbers(0), numbers(), 1, False), ValueError, "0 numbers do not fill 8"),
+        (lambda maps: maps.gather(bytearray(9), numbers(0), 8), ValueError, "8 bytes do not fill 9 bytes"),
+        (lambda maps: maps.gather_ranges(bytearray(), numbers(0), numbers()), ValueError, "1 places and 0 lengths"),
+        (lambda maps: maps.gather(bytes(8), numbers(0), 8), (TypeError, BufferError, ValueError), "."),
+        (lambda maps: maps.gather(bytearray(8), numbers(place(UNMAPPED, 0)), 8), LookupError, f"{UNMAPPED}"),
     ],
 )
-def test_arguments_are_checked(one, tmp_path, call, error, message):
+def test_arguments_are_checked(tmp_path, call, error, message):
     with pytest.raises(error, match=message):
-        call(one, fill(one, tmp_path))
+        call(fill(tmp_path))
 
 
-@each
-def test_a_map_stays_while_the_file_is_replaced_and_goes_when_it_is_dropped(one, tmp_path):
-    maps, out, first = fill(one, tmp_path), bytearray(300), numbers(place(4, 0))
+def test_a_map_stays_while_the_file_is_replaced_and_goes_when_it_is_dropped(tmp_path):
+    maps, out, first = fill(tmp_path), bytearray(300), numbers(place(4, 0))
     content = (tmp_path / "4").read_bytes()
     (tmp_path / "new").write_bytes(bytes(10))
     (tmp_path / "new").rename(tmp_path / "4")
@@ -226,29 +211,27 @@ def test_a_map_stays_while_the_file_is_replaced_and_goes_when_it_is_dropped(one,
         maps.gather(out, first, 300)
 
 
-@each
-def test_looking_finds_files_that_were_written_to(one, tmp_path):
-    maps, first = fill(one, tmp_path), numbers(place(0, 0), place(3, 0))
+def test_looking_finds_files_that_were_written_to(tmp_path):
+    maps, first = fill(tmp_path), numbers(place(0, 0), place(3, 0))
     maps.look(first)
     status = os.stat(tmp_path / "3")
-    few = fill(one, tmp_path, shards=8)
+    few = fill(tmp_path, shards=8)
     os.utime(tmp_path / "3", ns=(0, 12_345))
-    with pytest.raises(one.MapFault, match=r"^3 0$"):  # each read of few shards looks
+    with pytest.raises(_core_c.MapFault, match=r"^3 0$"):  # each read of few shards looks
         few.gather(bytearray(20), first, 10)
     maps.gather(bytearray(20), first, 10)  # not a second after the last look
-    with pytest.raises(one.MapFault, match=r"^3 0$"):
+    with pytest.raises(_core_c.MapFault, match=r"^3 0$"):
         maps.look(first)
     os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
     maps.look(first)
     os.truncate(tmp_path / "3", 8999)
     os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
-    with pytest.raises(one.MapFault, match=r"^3 0$"):
+    with pytest.raises(_core_c.MapFault, match=r"^3 0$"):
         maps.look(first)
 
 
-@compiled
 def test_a_file_that_shrinks_is_a_fault_of_its_shard(tmp_path):
-    maps = fill(_core_c, tmp_path)
+    maps = fill(tmp_path)
     os.truncate(tmp_path / "3", 4096)
     for out, call in ((bytearray(20), maps.gather), (bytearray(20), None)):
         arguments = (out, numbers(place(0, 0), place(3, 8000)))
@@ -256,9 +239,8 @@ def test_a_file_that_shrinks_is_a_fault_of_its_shard(tmp_path):
             call(*arguments, 10) if call else maps.gather_ranges(*arguments, numbers(10, 10))
 
 
-@compiled
 def test_maps_may_be_dropped_while_threads_copy(tmp_path):
-    maps, stop = fill(_core_c, tmp_path), threading.Event()
+    maps, stop = fill(tmp_path), threading.Event()
     content = (tmp_path / "3").read_bytes()
     places, wrong = np.full(1000, place(3, 0)), []
 
@@ -301,7 +283,6 @@ print(count, len(os.listdir("/proc/self/fd")) - before, sum(sys.argv[1] in line 
 """
 
 
-@compiled
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_maps_need_no_descriptors_and_are_unmapped(tmp_path):
     path = tmp_path / "shard"
@@ -310,9 +291,8 @@ def test_maps_need_no_descriptors_and_are_unmapped(tmp_path):
     assert done.stdout == "2000 0 0\n"
 
 
-@compiled
 def test_each_failing_allocation_is_a_memory_error(tmp_path):
-    maps, tables = fill(_core_c, tmp_path), put_all(_core_c)
+    maps, tables = fill(tmp_path), put_all()
     places, lengths, out = numbers(0, place(3, 5)), numbers(10, 10), bytearray(20)
     calls = [
         (maps.gather, (out, places, 10), 2),
@@ -347,21 +327,19 @@ ALIKE = [
 @settings(deadline=None)
 def test_shards_with_equal_numbers_are_independent(puts):
     """The compiled core keeps equal tables once."""
-    several = [one.Tables(4) for one in CORES]
+    tables = _core_c.Tables(4)
     for shard, number in puts:
-        for tables in several:
-            table = ALIKE[number]
-            tables.put_line(shard, *table) if isinstance(table, tuple) else tables.put(shard, table.copy())
+        table = ALIKE[number]
+        tables.put_line(shard, *table) if isinstance(table, tuple) else tables.put(shard, table.copy())
     for shard, number in dict(puts).items():
         table = ALIKE[number]
         expected = [table[0] + i * table[1] for i in range(table[2])] if isinstance(table, tuple) else table.tolist()
         places = numbers(*(place(shard, at) for at in range(len(expected))))
-        for tables in several:
-            out = np.empty(len(expected), np.int64)
-            tables.take(out, places, 1, False)
-            assert out.tolist() == expected
-            with pytest.raises(IndexError):
-                tables.take(np.empty(1, np.int64), numbers(place(shard, len(expected))), 1, False)
+        out = np.empty(len(expected), np.int64)
+        tables.take(out, places, 1, False)
+        assert out.tolist() == expected
+        with pytest.raises(IndexError):
+            tables.take(np.empty(1, np.int64), numbers(place(shard, len(expected))), 1, False)
 
 
 FOREIGN = os.fsdecode("ä".encode())  # a name in any locale
@@ -401,17 +379,12 @@ def test_versions_of_files_equal_what_stat_says(filled, names, rows):
 def test_files_are_opened_together(filled, names, shards, rows):
     folder, _ = filled
     paths = b"\0".join(os.fsencode(folder / name) for name in names)
-    results = []
-    for one in CORES:
-        out, maps = np.full((rows, 5), 7, np.int64), one.Maps(5)
-        error = outcome(maps.open, out, numbers(*shards), paths)
-        read = [outcome(maps.gather, np.empty(1, np.uint8), numbers(place(shard, 0)), 1) for shard in range(5)]
-        results.append((error, out.tolist(), read))
-    assert all(result == results[0] for result in results)
+    out, maps = np.full((rows, 5), 7, np.int64), _core_c.Maps(5)
+    error = outcome(maps.open, out, numbers(*shards), paths)
     if not len(names) == len(shards) == rows or {5, -1} & {*shards}:
-        assert results[0][0] == (ValueError, "the shards, the paths and the numbers do not fit")
+        assert error == (ValueError, "the shards, the paths and the numbers do not fit")
         return
-    for name, row in zip(names, results[0][1], strict=True):
+    for name, row in zip(names, out.tolist(), strict=True):
         path = folder / name
         status = path.stat() if path.is_file() else None
         assert row[1:2] + row[3:] == ([0] * 3 if status is None else [status.st_mtime_ns, status.st_dev, status.st_ino])

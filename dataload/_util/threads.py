@@ -74,26 +74,6 @@ class DaemonThreads(Executor):
         self._put(partial(_fulfil, future, partial(fn, *args, **kwargs)))
         return future
 
-    def wait_for(self, call: Callable[[], T], seconds: float = -1) -> T:
-        """Return the result of a call in a thread, or raise TimeoutError; three times as fast as `submit`."""
-        ended, found, errors = threading.Lock(), list[T](), list[BaseException]()
-        ended.acquire()
-
-        def run() -> None:
-            try:
-                found.append(call())
-            except BaseException as error:  # raised below
-                errors.append(error)
-            ended.release()
-
-        self._put(run)
-        while not ended.acquire(timeout=LONGEST_SLEEP if seconds < 0 else seconds):
-            if seconds >= 0:
-                raise TimeoutError
-        if errors:
-            raise errors.pop()  # no local variable: the error's traceback would refer to it
-        return found.pop()
-
     def _put(self, call: Callable[[], None]) -> None:
         if self._ended:
             raise RuntimeError("a call was submitted after shutdown")

@@ -146,9 +146,6 @@ class ObjectClient:
 
         futures: list[Future[None]] = []
         try:
-            if len(chunks) == 1:
-                self._pool.wait_for(lambda: get(chunks[0]))
-                return
             futures.extend(self._pool.submit(get, chunk) for chunk in chunks)
             for future in futures:
                 future.result()

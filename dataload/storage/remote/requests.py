@@ -141,9 +141,9 @@ class Attempts:
             return self._repeat(what, url, call)
         error = sys.exception()  # cleaning up after Ctrl-C may take requests, too
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
-        seconds = -1 if interrupt is None else _INTERRUPTED_SECONDS
         try:
-            return self.threads.wait_for(lambda: self._repeat(what, url, call), seconds)
+            made = self.threads.submit(self._repeat, what, url, call)
+            return made.result(None if interrupt is None else _INTERRUPTED_SECONDS)
         except TimeoutError:
             raise interrupt or StoreError(f"cannot {what}", path=url) from None
 

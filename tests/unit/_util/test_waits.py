@@ -49,7 +49,6 @@ def load(call):
     [
         pytest.param(lambda call: waits.DaemonThreads(1).submit(call).result(), id="submit"),
         pytest.param(lambda call: list(waits.DaemonThreads(1).map(call, range(2))), id="map"),
-        pytest.param(lambda call: waits.DaemonThreads(1).wait_for(call), id="wait_for"),
         pytest.param(load, id="loader"),
     ],
 )

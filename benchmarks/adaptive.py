@@ -1,21 +1,21 @@
 """``num_workers`` as an upper bound, and "auto": against every fixed setting, on seven workloads.
 
-All loaders of a workload are open at once, and take turns of a few tenths of a second. Adaptive ones first run alone
-until they have settled.
+All loaders of a workload are open at once, and take turns. Adaptive ones first run alone until they have settled.
 """
 
-import statistics
 import time
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
+from time import perf_counter
 
 import dataload
-from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
-from benchmarks.rates import ratios_of
+from benchmarks.harness import SEED, Case, against, blobs, made, run_cases
 from benchmarks.workloads import floats, jpegs
 from dataload._util.system import usable_cpus
 
 AIM_AUTO, AIM_MORE = 0.9, 0.97
+SETTLE = 10.0  # seconds
 
 
 def busy(sample, rounds):
@@ -69,67 +69,52 @@ WORKLOADS = {
 }
 
 
-class Reader:
-    """A loader that is read in slices of time."""
-
-    def __init__(self, opened, source, options, consumer, *, fixed=False, **settings):
-        self.loader = opened.enter_context(dataload.Loader(source, shuffle=True, seed=SEED, **options, **settings))
-        if fixed:
-            self.loader._scaling = None
-        self._consumer = consumer
-        self._batches = self._endless()
-
-    def _endless(self):
-        while True:
-            yield from self.loader
-
-    def rate(self, seconds):
-        """Batches per second, without those that were ready before."""
-        for _ in range(self.loader._in_flight() + 1):
-            next(self._batches)
-        begun, steps = time.perf_counter(), 0
-        while (now := time.perf_counter()) - begun < seconds or steps < 8:
-            self._consumer(next(self._batches))
-            steps += 1
-        wait_until_idle()
-        return steps / (now - begun)
+def endless(loader):
+    while True:
+        yield from loader
 
 
-def measure(name, settle, slice_seconds, rounds):
-    """Print how "auto" compares with the best fixed setting, and N + 1 workers with N. Returns rows of JSON."""
+def measure(name):
+    """Compare "auto" with the best fixed setting, and at most N + 1 workers with at most N."""
     make, options, consumer = WORKLOADS[name]
-    most = usable_cpus() + 1
-    with ExitStack() as opened:
-        read = partial(Reader, opened, make(), options, consumer)
-        fixed = {
-            (workers, prefetch): read(fixed=True, num_workers=workers, prefetch=prefetch)
-            for workers in range(2 * usable_cpus() + 1)
-            for prefetch in ((2, 8) if workers else (2,))
-        }
-        adaptive = {workers: read(num_workers=workers) for workers in ("auto", *range(1, most + 1))}
-        for reader in adaptive.values():
-            reader.rate(settle)
-        readers = {**fixed, **adaptive}
-        rates = {key: [] for key in readers}
-        for _ in range(rounds):
-            for key, reader in readers.items():
-                rates[key].append(reader.rate(slice_seconds))
-        used = {key: reader.loader.statistics().workers for key, reader in adaptive.items()}
-    best = max(fixed, key=lambda key: statistics.median(rates[key]))
-    rates[0] = rates[0, 2]
-    rows = [
-        row(f"auto ({used['auto']} used) / {best[0]}, prefetch {best[1]}", rates["auto"], rates[best], AIM_AUTO),
-        *(row(f"at most {n} ({used[n]} used) / {n - 1}", rates[n], rates[n - 1], AIM_MORE) for n in range(1, most + 1)),
+    source, most = make(), usable_cpus() + 1
+
+    def rows_of(batch):
+        consumer(batch)
+        return options["batch_size"]
+
+    with ExitStack() as held:
+
+        def opened(**settings):
+            return held.enter_context(dataload.Loader(source, shuffle=True, seed=SEED, **options, **settings))
+
+        loaders = {}
+        for workers, prefetch in [(0, 2), *product(range(1, 2 * usable_cpus() + 1), (2, 8))]:
+            loader = loaders[f"{workers} workers, prefetch {prefetch}"] = opened(num_workers=workers, prefetch=prefetch)
+            loader._scaling = None  # the number is fixed
+        fixed = [*loaders]
+        for workers in ("auto", *range(1, most + 1)):
+            loaders[workers] = opened(num_workers=workers)
+        batches = {key: endless(loader) for key, loader in loaders.items()}
+        for key in loaders.keys() - fixed:
+            begun = perf_counter()
+            while perf_counter() - begun < SETTLE:
+                rows_of(next(batches[key]))
+        cases = [
+            Case(f"at most {key}" if isinstance(key, int) else key, partial(iter, each))
+            for key, each in batches.items()
+        ]
+        rows = run_cases(name, cases, rows=rows_of, same=None, seconds=0.5)
+        used = {key: loader.statistics().workers for key, loader in loaders.items()}
+    found = dict(zip(loaders, rows, strict=True))
+    best = max((found[key] for key in fixed), key=lambda row: row["records_per_second"])
+    fewer = {1: found[fixed[0]], **{n + 1: found[n] for n in range(1, most)}}
+    return [
+        *rows,
+        against(found["auto"], best, AIM_AUTO, f"auto ({used['auto']} used) / {best['case']}"),
+        *(against(found[n], row, AIM_MORE, f"at most {n} ({used[n]} used) / {n - 1}") for n, row in fewer.items()),
     ]
-    figures = ", ".join(f"{w}x{p} {statistics.median(rates[w, p]):.0f}" for w, p in fixed)
-    return show(name, f"{name}: batches/s with fixed workers x prefetch: {figures}", rows)
 
 
-def row(case, mine, its, aim):
-    ratios = ratios_of(mine, its)
-    ratio = statistics.median(ratios)
-    return {"case": case, "ratio": ratio, "least": min(ratios), "most": max(ratios), "met": ratio >= aim}
-
-
-def adaptive(settle=10.0, slice_seconds=0.5, rounds=5):
-    return [row for name in WORKLOADS for row in measure(name, settle, slice_seconds, rounds)]
+def adaptive():
+    return [row for name in WORKLOADS for row in measure(name)]

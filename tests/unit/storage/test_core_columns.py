@@ -75,7 +75,9 @@ DATA = np.random.default_rng(0).integers(0, 4, 1600, np.uint8)
 def cuts(draw):
     length = draw(st.integers(1, 40) | st.sampled_from([64, 130, 500, 1300]))
     offsets = draw(st.lists(st.integers(0, len(DATA) - length), max_size=40)) * draw(st.sampled_from([1, 1, 10]))
-    fields = draw(st.lists(st.tuples(st.integers(0, length), st.sampled_from([0, 1, 2, 4, 8, 64, 3, 100, 600, 1200])), max_size=5))
+    fields = draw(
+        st.lists(st.tuples(st.integers(0, length), st.sampled_from([0, 1, 2, 4, 8, 64, 3, 100, 600, 1200])), max_size=5)
+    )
     fields = [(start, min(size, length - start)) for start, size in fields]
     edges = np.cumsum([0, *(draw(st.integers(0, 3)) + size * len(offsets) for _, size in fields)])
     targets = [int(edge) - size * len(offsets) for edge, (_, size) in zip(edges[1:], fields, strict=True)]

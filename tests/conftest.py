@@ -43,13 +43,7 @@ _CACHE = tempfile.TemporaryDirectory(prefix="dataload-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 # Whoever starts a fork server, torch or a test, its processes start at once.
-_PRELOAD = [
-    "dataload.executors.preload",
-    "dataload.executors.worker",
-    "dataload.convert",
-    "dataload.loader",
-    "dataload.streams",
-]
+_PRELOAD = [f"dataload.{name}" for name in ("executors.preload", "executors.worker", "convert", "loader", "streams")]
 multiprocessing.set_forkserver_preload(_PRELOAD)
 
 # Started by multiprocessing once per process, for as long as it lives.

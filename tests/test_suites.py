@@ -231,9 +231,6 @@ def test_check_source_compares_with_what_is_expected():
     assert wrong["check_records"].status == "failed"
     assert wrong["check_records"].message == "record 4, field 'x' is -1 (int), expected 4 (int)"
     assert str(wrong["check_records"]).startswith("failed  check_records: record 4")
-
-
-def test_check_source_notices_another_length():
     shorter = [{"x": i} for i in range(5)]
     assert "check_length" in failed(check_source(MemorySource(shorter), [*shorter, {"x": 5}]))
 

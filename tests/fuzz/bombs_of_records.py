@@ -38,14 +38,7 @@ def put(name: str, data: Callable[[], bytes]) -> Callable[[Path], Path]:
 
 # Text.
 
-LINES = {
-    "empty": b"\n",
-    "of Windows, empty": b"\r\n",
-    "blank": b" \n",
-    "short": b"1\n",
-    "objects": b"{}\n",
-    "without end": b" ",
-}
+LINES = {"empty": b"\n", "of Windows": b"\r\n", "blank": b" \n", "short": b"1\n", "objects": b"{}\n", "no end": b" "}
 VALUES = {
     "lists": (b"[", b"[],", b"0]"),
     "objects": (b"[", b"{},", b"0]"),

@@ -445,11 +445,8 @@ def run_array_record_hashes(data):
 
 def run_array_record_library(data):
     """What stands between a file and the package's reader, which gives some records alone that it refuses in lists."""
-    read_all(
-        ArrayRecordSource(as_file(data, "x.array_record"), reader_options="readahead_buffer_size:0"),
-        len(data),
-        PACKAGE_BYTES,
-    )
+    source = ArrayRecordSource(as_file(data, "x.array_record"), reader_options="readahead_buffer_size:0")
+    read_all(source, len(data), PACKAGE_BYTES)
 
 
 def run_lmdb_file(data):

@@ -32,6 +32,7 @@ def test_records_are_those_of_the_original(split):
 
 
 def test_a_split_over_several_splits_and_shards():
+    assert split_names(DEMO) == ("train", "test")
     ids = [noted["id"] for noted in EXPECTED["train"] + EXPECTED["test"]]
     with TfdsSource(DEMO, split="all") as source:
         assert [record["id"] for record in source] == ids
@@ -51,10 +52,6 @@ def test_it_is_read_by_a_loader_and_pickles():
         batches = list(loader)
     assert sorted(np.concatenate([batch["id"] for batch in batches])) == sorted(r["id"] for r in EXPECTED["train"])
     assert batches[0]["image"].shape == (4, 4, 5, 1)
-
-
-def test_split_names_are_in_the_order_of_the_file():
-    assert split_names(DEMO) == ("train", "test")
 
 
 @pytest.mark.parametrize("layout", SPLITS["layouts"])

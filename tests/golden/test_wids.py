@@ -73,15 +73,12 @@ def test_a_damaged_index(tmp_path, changes, match):
         dataload.open(index(tmp_path, **changes))
 
 
-def test_an_index_of_too_many_bytes(tmp_path):
+def test_an_index_that_is_too_large_or_of_others(tmp_path):
     path = index(tmp_path, [{"url": "a.tar", "nsamples": 1}])
     with path.open("a") as file:
         file.truncate(1 << 30)
     with pytest.raises(CorruptFileError, match=r"x\.json: an index has at most [\d,]+ bytes"):
         dataload.open(path)
-
-
-def test_an_index_of_others(tmp_path):
     for more in ({"wids_version": 2}, {"datasets": [{"source_url": "http://x/y.json"}]}):
         with pytest.raises(UnsupportedFormatError, match=r"expected wids_version 1 and no list of other data sets"):
             dataload.open(index(tmp_path, [], **more))

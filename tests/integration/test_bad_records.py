@@ -96,15 +96,8 @@ def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_
             raise ValueError("nine")
         return sample
 
-    with Loader(
-        RangeSource(100),
-        batch_size=2,
-        transform=transform,
-        on_error="skip",
-        error_report=path,
-        num_workers=1,
-        prefetch=20,
-    ) as loader:
+    settings = {"transform": transform, "on_error": "skip", "error_report": path, "num_workers": 1, "prefetch": 20}
+    with Loader(RangeSource(100), batch_size=2, **settings) as loader:
         batches = iter(loader)
         next(batches)
         next(batches)  # only then is the size of a batch known, and work done far ahead

@@ -16,7 +16,6 @@ from command_line import assert_plain, facts, fail, ok, run
 from made_files import pack
 
 import dataload
-from dataload.__main__ import main
 from dataload.cli.app import _HELPS, app
 from dataload.cli.output import ProgressBar
 from dataload.config import json_schema
@@ -107,13 +106,6 @@ def test_errors_of_others_and_warnings_are_a_line(monkeypatch, error, code, text
 
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", end)
     assert fail(code, "inspect", "range:3").stderr == f"warning: slow to read\n{text}"
-
-
-def test_without_typer_it_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "typer", None)
-    assert main() == 2
-    message = "error: the command line needs typer: pip install 'dataload[cli]' (or only typer)\n"
-    assert capsys.readouterr() == ("", message)
 
 
 def test_a_closed_pipe_is_no_error(data):

@@ -49,10 +49,8 @@ def test_a_small_run(tmp_path, own):
         ("dataload", "tar", None),
     ]
     assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
-    assert [(file.workload, file.format, file.records) for file in results.files] == [
-        (own, "torchrecord", 200),
-        (own, "tar", 200),
-    ]
+    files = [(file.workload, file.format, file.records) for file in results.files]
+    assert files == [(own, "torchrecord", 200), (own, "tar", 200)]
     assert lines[0] == own
     plain = [" ".join(line.split()) for line in lines]
     assert any(line.startswith("reader format order workers records/s") for line in plain)

@@ -47,13 +47,8 @@ def test_a_dry_run_of_a_part_says_what_exists(tmp_path):
 
 def test_bad_records_are_left_out_by_their_report(tmp_path, photos):
     report = tmp_path / "bad.jsonl"
-    skipped = convert(
-        photos,
-        tmp_path / "a.syr",
-        *("--decode", "auto", "--on-error", "skip", "--max-bad", 3),
-        "--error-report",
-        report,
-    )
+    options = ("--decode", "auto", "--on-error", "skip", "--max-bad", 3, "--error-report", report)
+    skipped = convert(photos, tmp_path / "a.syr", *options)
     assert "29 records in " in skipped.stdout
     assert " times the " in skipped.stdout
     convert(photos, tmp_path / "b.syr", "--decode", "auto", "--exclude", report)

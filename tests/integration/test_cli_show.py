@@ -175,12 +175,8 @@ def bomb(side):
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
-        + chunk(b"IEND", b"")
-    )
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(1 << 16))), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def test_records_of_a_data_set_with_hostile_files():

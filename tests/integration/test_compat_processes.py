@@ -15,10 +15,7 @@ from torch.utils.data import DataLoader
 from dataload.compat.syrah import File, SyrahDataset
 from dataload.compat.torchrecord import TRDataset, TRSampler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torchrecord"
 ITEMS = 40

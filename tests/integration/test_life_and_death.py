@@ -17,10 +17,7 @@ from dataload import Loader, RangeSource, WorkerError
 sys.path.append(str(Path(__file__).parents[1] / "children"))
 import works
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 
 SECONDS = 30
 SLOW = pytest.mark.slow_suite

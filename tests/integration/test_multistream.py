@@ -16,10 +16,7 @@ import streams
 import works
 from groups import groups_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 
 LENGTHS = [3, 0, 17, 1, 8, 5, 2]
 

@@ -19,10 +19,7 @@ import works
 
 CHILDREN = Path(works.__file__).parent
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 
 
 def run(*command):

@@ -29,13 +29,7 @@ import conversions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
-FORMATS = {
-    "tar": ".tar",
-    "syrah": ".syr",
-    "array_record": ".array_record",
-    "lmdb": ".lmdb",
-    "torchrecord": ".torchrecord",
-}
+FORMATS = {"syrah": ".syr"} | {name: f".{name}" for name in ("tar", "array_record", "lmdb", "torchrecord")}
 OBJECTS = {"tar", "syrah", "array_record"}  # one for each shard
 SHARDS = [f"a-0000{shard}-of-00003.syr" for shard in range(3)]
 

@@ -25,20 +25,10 @@ class Model:
     is_first), or None where nothing stands.
     """
 
-    def __init__(
-        self,
-        lengths,
-        rows,
-        chunk=1,
-        mode="split",
-        ends="next",
-        seed=0,
-        random_start=False,
-        epoch_steps=None,
-        tail="pad",
-    ):
+    def __init__(self, lengths, rows, chunk=1, mode="split", ends="next", **settings):
         self.lengths, self.rows, self.chunk, self.mode, self.ends = lengths, rows, chunk, mode, ends
-        self.seed, self.random_start, self.epoch_steps, self.tail = seed, random_start, epoch_steps, tail
+        for name, default in {"seed": 0, "random_start": False, "epoch_steps": None, "tail": "pad"}.items():
+            setattr(self, name, settings.get(name, default))
         self.per_step = chunk if ends == "next" else 1
         self.total = sum(len(self.units(sequence, 0)) for sequence in range(len(lengths)))
 
@@ -382,8 +372,7 @@ def test_a_mixture_goes_on_from_every_step_with_other_ranks():
     other=models(("shuffled",), tail="pad", ends=("pad",)).filter(lambda m: m.total),
 )
 def test_no_chunk_of_a_shuffled_part_comes_again_before_all_came(first, other):
-    other.chunk, other.epoch_steps = first.chunk, None
-    other = Model(other.lengths, other.rows, first.chunk, "shuffled", "pad", other.seed)
+    other = Model(other.lengths, other.rows, first.chunk, "shuffled", "pad", seed=other.seed)
     mixture = RowMixture(parts=(first.sampler, other.sampler))
     chunks = []
     for epoch in range(4):

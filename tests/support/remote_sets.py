@@ -12,19 +12,16 @@ import samples
 
 import dataload
 
+MSGPACK = {"codec": "msgpack"}
 FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "syr": ("syr", {}, {}),
     "tar": ("tar", {}, {"decode": "auto"}),
     "torchrecord": ("torchrecord", {}, {}),
-    "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
-    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1,brotli:1"}, {"codec": "msgpack"}),
-    "uncompressed": (
-        "array_record",
-        {"codec": "msgpack", "options": "group_size:1,uncompressed"},
-        {"codec": "msgpack"},
-    ),
+    "lmdb": ("lmdb", MSGPACK, MSGPACK),
+    "array_record": ("array_record", {**MSGPACK, "options": "group_size:1,brotli:1"}, MSGPACK),
+    "uncompressed": ("array_record", {**MSGPACK, "options": "group_size:1,uncompressed"}, MSGPACK),
     "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
-    "zstandard": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
+    "zstandard": ("array_record", {**MSGPACK, "options": "group_size:1"}, MSGPACK),
 }
 """Suffix, options of the writer and options of the reader, by name."""
 

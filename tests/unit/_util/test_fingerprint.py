@@ -67,7 +67,7 @@ def test_fingerprint_sees_nothing_else(one, other):
     assert fingerprint(one) == fingerprint(other)
 
 
-def test_fingerprint_does_not_depend_on_the_hash_seed():
+def test_digests_are_the_same_in_every_process_and_release():
     program = (
         "from dataload._util.fingerprint import fingerprint;"
         "print(fingerprint({'names': {'a', 'b', 'c', 'd'}, 'deep': [frozenset({'x', 'y'})], 'n': (1, 2.5)}))"
@@ -76,10 +76,7 @@ def test_fingerprint_does_not_depend_on_the_hash_seed():
     here = fingerprint({"names": {"a", "b", "c", "d"}, "deep": [frozenset({"x", "y"})], "n": (1, 2.5)})
     done = subprocess.run(command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == here
-
-
-def test_digest_is_the_same_in_every_release():
-    """It stands in saved states."""
+    # It stands in saved states.
     assert digest("a", 1, ("b", None)) == "f94fcd0261326f89ef36f783d2838cb4"
 
 
@@ -160,11 +157,9 @@ def test_description_of_an_order():
     assert describe({3, 4}) == "2 values"
 
 
-def test_functions_that_differ_in_one_place():
+def test_functions_differ_where_their_code_does_also_after_a_run():
     assert functions.check(40) == []
 
-
-def test_a_function_that_has_run_is_the_same():
     def add(record):
         return sum(number + 1 for number in range(record))
 

@@ -30,18 +30,15 @@ def test_chosen_fields_are_in_the_order_of_the_choice():
 NUMBERS, TEXT, NAMED = FieldSpec("int64", ()), FieldSpec("str", ()), FieldSpec("uint8", (), ("x", "y"))
 
 
-def test_only_integers_without_names_get_names_of_classes():
-    fields = {"label": NUMBERS, "word": TEXT, "known": NAMED, "other": NUMBERS}
-    found = with_classes(fields, {"label": ("a",), "word": ("a",), "known": ("a",)})
-    assert found == {**fields, "label": FieldSpec("int64", (), ("a",))}
-
-
 def test_the_bytes_of_a_record_are_those_of_its_arrays():
     fields = {"x": FieldSpec("float32", (3, None)), "n": NUMBERS, "word": TEXT, "any": FieldSpec("int16")}
     assert row_bytes(fields) == 3 * 4 + 8 + 2
 
 
-def test_data_that_are_read_together_have_the_same_classes():
+def test_classes_of_fields():
+    fields = {"label": NUMBERS, "word": TEXT, "known": NAMED, "other": NUMBERS}
+    found = with_classes(fields, {"label": ("a",), "word": ("a",), "known": ("a",)})
+    assert found == {**fields, "label": FieldSpec("int64", (), ("a",))}
     parts = [("a.tar", {"label": NAMED, "x": TEXT}), ("b.tar", {"label": NUMBERS}), ("c.tar", {"label": NAMED})]
     assert common_classes(parts, "paths") == {"label": ("x", "y")}
     other = [*parts, ("d.tar", {"label": FieldSpec("int64", (), ("y", "x"))})]

@@ -125,13 +125,10 @@ def test_a_damaged_image(tmp_path):
         assert [batch["cls"].tolist() for batch in loader] == [[0, 2]]
 
 
-def test_too_many_pixels():
+def test_too_many_pixels_and_a_field_that_is_missing():
     crop = dataload.RandomResizedCrop(size=32, max_record_bytes=12 * 100 * 100)
     with pytest.raises(CorruptFileError, match="an image of 101 x 100 pixels; the limit is 10000"):
         crop({"jpg": jpeg(pattern(101, 100))}, context())
-
-
-def test_a_field_that_is_missing():
     with pytest.raises(ConfigError, match="the sample has no field 'jpg': did you mean 'jpeg'"):
         dataload.CenterCrop(size=32)({"jpeg": b""})
     with pytest.raises(ConfigError, match="the sample has no field 'jpg': bytes"):

@@ -155,9 +155,8 @@ def test_without_packages(monkeypatch):
 @pytest.mark.parametrize(
     ("extension", "name"),
     [
-        ("jpg", "image"),
-        ("JPEG", "image"),
-        ("seg.left.png", "image"),
+        *((name, "image") for name in ("jpg", "JPEG")),
+        ("a.left.png", "image"),
         ("cls2", "cls"),
         ("x.text", "txt"),
         ("x.npz", "npz"),

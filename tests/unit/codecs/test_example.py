@@ -69,10 +69,7 @@ class Tensor:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            np.zeros((2, 3)),
-            r"an array of shape \(2, 3\); an Example holds flat lists, which lose the shape: flatten it",
-        ),
+        (np.zeros((2, 3)), r"an array of shape \(2, 3\); an Example holds flat lists, which lose the shape: flatten"),
         (1e300, "values beyond float32, the only float type of an Example"),
         (np.array([1, 2**63], np.uint64), "values beyond int64, the only integer type of an Example"),
         (2**64, "an array of object would have to be pickled"),

@@ -146,10 +146,7 @@ SHARED = "the directory of the archive contradicts the header of a member at byt
         (archive([("a.bin", b"x"), ("a.txt", b"y")]), "the archive has two members for field 'a'"),
         (archive([("a.txt", b"\xff")]), "member 'a.txt' of the archive: 'utf-8' codec can't decode"),
         (archive([("a.bin", b"x")], zipfile.ZIP_BZIP2), "member 'a.bin' of the archive claims 1 bytes by compression "),
-        (
-            claims(2**31),
-            "member 'a.npy' of the archive claims 2147483648 bytes by compression method 8; the record has",
-        ),
+        (claims(2**31), "member 'a.npy' of the archive claims 2147483648 bytes by compression method 8; the record"),
         (npy(HEADER, b"12345"), r"member 'a.npy' of the archive: a .npy file of float32 \(1,\) has 4 bytes of items"),
         (npy(HEADER.replace("'<f4'", "[('a', '<f4')]"), b"1234"), "a structured array, .*, which is not supported"),
         (overlapping(2000), SHARED),

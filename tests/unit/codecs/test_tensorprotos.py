@@ -71,10 +71,7 @@ def test_unknown_fields_are_skipped():
         (b"\xff" * 11, "a varint at byte 0 of the record has more than 10 bytes"),
         (b"\x0a" + b"\x80" * 5 + b"\x00", "the length at byte 1 of the record has more than 5 bytes"),
         (tensor(b"\x7b\x08\x01"), "invalid TensorProto: the field at byte 2 of the record ends after byte 5"),
-        (
-            tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8,
-            "invalid TensorProto: a group before byte 5 of the record does not end",
-        ),
+        (tensor(b"\x7b\x08\x01\x74") + b"\x7b" * 8, "a group before byte 5 of the record does not end"),
         (b"\x7b" * 200, "invalid TensorProtos: a group before byte 101 of the record does not end"),
         (tensor(b"\x3a\x01\xff"), "the name of a tensor at byte 4 of the record is not UTF-8: invalid start byte"),
         (tensor(b"\x0a\x01\x80"), "the dims at byte 4 of the record end in the middle of a number"),

@@ -97,21 +97,9 @@ def test_names_follow_those_that_are_there(tmp_path):
         assert numbers(tmp_path / directory) == [*before, 5]
     new = {name: listed(tmp_path / name)["shards"]["name"][-1] for name in TOLD}
     starts = {name: each.partition("-append-")[0] for name, each in new.items()}
-    assert starts == {
-        "numbered": "part_0010",
-        "one": "one-00001",
-        "named": "a-00002",
-        "digits": "02",
-        "capitals": "A-00001",
-    }
+    assert starts == dict(zip(TOLD, ("part_0010", "one-00001", "a-00002", "02", "A-00001"), strict=True))
     patterns = {name: listed(tmp_path / name)["pattern"] for name in starts}
-    assert patterns == {
-        "numbered": "*.syr",
-        "one": "one*.syr",
-        "named": "*.syr",
-        "digits": "[0-9]*.syr",
-        "capitals": "A*.SYR",
-    }
+    assert patterns == dict(zip(TOLD, ("*.syr", "one*.syr", "*.syr", "[0-9]*.syr", "A*.SYR"), strict=True))
 
 
 def test_keys_are_numbered_on(tmp_path):

@@ -287,15 +287,8 @@ def test_functions_without_source():
 
 
 def test_a_limit_on_the_command_line():
-    for text, value in [
-        ("50", 50),
-        ("0", 0),
-        ("0.05", 0.05),
-        ("5%", 0.05),
-        ("100%", 1.0),
-        ("2.5%", 0.025),
-        ("1.0", 1.0),
-    ]:
+    limits = {"50": 50, "0": 0, "0.05": 0.05, "5%": 0.05, "100%": 1.0, "2.5%": 0.025, "1.0": 1.0}
+    for text, value in limits.items():
         found = parse_max_bad(text)
         assert (found, type(found)) == (value, type(value)), text
     for text in ("", "many", "%", "1e", "5 %%"):

@@ -117,11 +117,8 @@ def test_a_task_that_forks_a_thread_is_an_error_and_the_child_ends(capfd):
     assert executor.submit(0).result() == 0
     with pytest.raises(WorkerLostError) as caught:
         executor.submit(1).result()
-    assert (caught.value.worker, caught.value.reason, caught.value.position) == (
-        "dataload-0",
-        FORKED,
-        WorkerPosition(0, 1, -1),
-    )
+    lost = caught.value
+    assert (lost.worker, lost.reason, lost.position) == ("dataload-0", FORKED, WorkerPosition(0, 1, -1))
     assert statuses == [1]
     assert re.fullmatch(rf"dataload-0 \(process \d+\) {re.escape(FORKED)}\n", capfd.readouterr().err)
     assert executor.submit(2).result() == 2

@@ -28,10 +28,7 @@ from dataload.executors.processes import ProcessExecutor
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 import works
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 PID = ("pid",)
 
 
@@ -195,12 +192,7 @@ def test_a_result_that_is_none_is_told_and_the_worker_goes_on(task, reason, text
             tasks.submit(task).result()
         assert re.match(reason, caught.value.reason)
         assert text in caught.value.stacks
-        position = caught.value.position
-        assert (position.epoch, position.step, position.index) == (
-            2,
-            3,
-            -1 if reason.startswith(("failed", "could")) else 4,
-        )
+        assert caught.value.position == WorkerPosition(2, 3, -1 if reason.startswith(("failed", "could")) else 4)
         assert tasks.submit(PID).result() == pid
     if task == ("fork",) and start_method == "fork":  # a fork server writes where it was started
         assert "dataload-0 (process " in capfd.readouterr().err

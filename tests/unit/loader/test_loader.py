@@ -153,10 +153,7 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"sampler": Sequential(3), "batch_size": None}, "give batch_size, global_batch_size or a sampler"),
         ({"fields": ["idnex"]}, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
         ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*choose from labels, tokens"),
-        (
-            {"collate": {"indx": "pad"}},
-            "collate names the field 'indx', which the samples do not have: did you mean 'index'",
-        ),
+        ({"collate": {"indx": "pad"}}, "names the field 'indx', which the samples do not have: did you mean 'index'"),
         ({"pad_value": 0}, PAD_VALUE),
         ({**PADS, "collate": dataload.Collate(BOTH), "pad_value": 0}, PAD_VALUE),
         ({**PADS, "pad_value": {"lables": 1}}, "pad_value names 'lables', which is not a padded .* mean 'labels'"),
@@ -184,23 +181,11 @@ PAD_SMALL = {"batch_size": 2, "collate": {"labels": "pad"}, "pad_value": {"label
     ("source", "settings", "match"),
     [
         ([{"a": 1}], {"fields": ["c"]}, r"no field 'c'.*choose from a"),
-        (
-            [np.zeros(1), np.zeros(3)],
-            {"batch_size": 2},
-            r"cannot stack .*row 0 is float64 \(1,\), row 1 is float64 \(3,\)",
-        ),
+        ([np.zeros(1), np.zeros(3)], {"batch_size": 2}, r"stack .*row 0 is float64 \(1,\), row 1 is float64 \(3,\)"),
         ([{"valid": 1}], {"tail": "pad"}, "adds the mask 'valid'"),
         (RangeSource(3), {"transform": stops}, "StopIteration"),
-        (
-            RangeSource(3),
-            {"transform": [dict, forgets]},
-            "on index 0: ConfigError: transform '.*forgets' returned None",
-        ),
-        (
-            RangeSource(3),
-            {"transform": lambda _: dataload.DROP},
-            "transform '.*<lambda>' returned dataload.DROP instead",
-        ),
+        (RangeSource(3), {"transform": [dict, forgets]}, "index 0: ConfigError: transform '.*forgets' returned None"),
+        (RangeSource(3), {"transform": lambda _: dataload.DROP}, "'.*<lambda>' returned dataload.DROP instead"),
         (SMALL, PAD_SMALL, "pad_value of field 'labels' is -100, but its dtype uint8 holds 0 to 255"),
     ],
 )

@@ -49,9 +49,6 @@ def test_a_shuffle_is_global_unless_the_source_reads_in_order():
     assert Loader(remote, batch_size=2, shuffle=True, seed=3).batch_sampler.order == by_shards
     assert Loader(remote, batch_size=2, shuffle="global", seed=3).batch_sampler.order == GlobalShuffle(6000, 3)
     assert Loader(remote, batch_size=2).batch_sampler.order == Sequential(6000)
-
-
-def test_a_source_without_shards_is_one_shard():
     assert shuffled([1, 2, 3], "shards", 7) == PoolShuffle(ShardSequential((3,), 7), 1024, 7)
 
 

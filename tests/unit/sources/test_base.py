@@ -110,10 +110,7 @@ MIXED_FIELDS = ConcatSource([MemorySource([{"x": 1}]), MemorySource([{"y": 1}])]
     ("call", "message"),
     [
         (lambda: SOURCE.read_batch([0], ["leter"]), "a record has no field 'leter': did you mean 'letter'?"),
-        (
-            lambda: select_fields(b"abc", ["x", "y"]),
-            "records are bytes, not fields: choose a codec to read fields x, y",
-        ),
+        (lambda: select_fields(b"abc", ["x", "y"]), "are bytes, not fields: choose a codec to read fields x, y"),
         (lambda: RangeSource(9).read_batch([0], ["indx"]), "there is no field 'indx': did you mean 'index'?"),
         (lambda: RangeSource(5, step=0), "step must not be 0"),
         (lambda: MIXED_FIELDS.read_batch([1, 0]), "rows 1 and 0 have different fields (x, y only in one)"),

@@ -1,7 +1,7 @@
 """Conditions: evaluated on columns, by pyarrow, and on statistics, all compared with Python."""
 
 import json
-import operator
+import operator as op
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +24,7 @@ ROWS = {
     "t": ["a", None, "c", "bb", "", "a"],
     "b": [True, None, False, True, True, False],
 }
-COMPARE = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+COMPARE = {"==": op.eq, "!=": op.ne, "<": op.lt, "<=": op.le, ">": op.gt, ">=": op.ge}
 
 
 def leaves():

@@ -303,16 +303,6 @@ def test_blanks_are_zeros_empty_text_or_none(samples, blank):
         assert type(found) is type(default_collate(samples))
 
 
-def test_collate_policies_see_the_whole_batch():
-    texts = [[np.arange(n)] for n in (1, 3, 2, 0)]
-    settings_ = {**ROWS, "batch_size": 4, "num_workers": 4}
-    assert run(iter, texts, collate={"": "pad"}, **settings_) == [[[0, 0, 0], [0, 1, 2], [0, 1, 0], [0, 0, 0]]]
-    with MultiStreamLoader(iter, texts, collate=Collate(policies={"": "ragged"}), chunk=2, **settings_) as loader:
-        (batch,) = loader
-    assert isinstance(batch["data"], Ragged)
-    assert batch["data"].offsets.tolist() == [0, 1, 2, 5, 6, 8, 9, 9, 10]
-
-
 def test_pad_values():
     def make(sequence, context):
         return ({"tokens": np.ones(n, int), "labels": np.ones(n, int)} for n in (1, 2))
@@ -348,7 +338,14 @@ def test_tensors_are_stacked_as_arrays_or_given_to_a_collate_as_they_are():
         assert run(iter, lists, **settings_) == [[[1, 2], [3, 4]], [[1, 2], [0, 0]]]
 
 
-def test_a_batch_transform_gets_the_whole_batch():
+def test_policies_and_transforms_see_the_whole_batch():
+    texts = [[np.arange(n)] for n in (1, 3, 2, 0)]
+    settings_ = {**ROWS, "batch_size": 4, "num_workers": 4}
+    assert run(iter, texts, collate={"": "pad"}, **settings_) == [[[0, 0, 0], [0, 1, 2], [0, 1, 0], [0, 0, 0]]]
+    with MultiStreamLoader(iter, texts, collate=Collate(policies={"": "ragged"}), chunk=2, **settings_) as loader:
+        (batch,) = loader
+    assert isinstance(batch["data"], Ragged)
+    assert batch["data"].offsets.tolist() == [0, 1, 2, 5, 6, 8, 9, 9, 10]
     with MultiStreamLoader(iter, [[1], [2]], batch_transform=sorted, **ROWS) as loader:
         assert list(loader) == [["data", "is_first", "offset", "stream_id", "valid"]]
 
@@ -602,30 +599,15 @@ LATER = {"batch_size": 3, "mode": "split", "shuffle": False}
 @pytest.mark.parametrize(
     ("make", "sequences", "settings_", "message"),
     [
-        (
-            streams.break_at_3,
-            [7],
-            {"batch_size": 1},
-            "step 3 .* in row 0, at item 3 of sequence 0, 7: OSError: the line",
-        ),
+        (streams.break_at_3, [7], {"batch_size": 1}, "in row 0, at item 3 of sequence 0, 7: OSError: the line is dead"),
         (streams.break_at_3, [9, 2, 5, 4, 7], LATER, "in row 1, at item 3 of sequence 4, 7: OSError: the line is dead"),
         (missing, ["x" * 1000], {}, r"in row 0, at item 0 of sequence 0, 'x+ \.\.\.\(.* characters\)\.\.\. x+': File"),
         (iter, Gone(), {}, r"of sequence 0, which cannot be shown \(OSError\): OSError: gone"),
         (Broken, [3], {}, "step 0 of epoch 0 failed: ValueError: no state today"),
         (iter, LISTS, {"batch_transform": lambda b: b["no"]}, "epoch 0 failed in batch_transform: KeyError: 'no'"),
-        (
-            lambda n: iter([np.zeros(2 + n)]),
-            range(4),
-            LATER,
-            r"0 failed in collate: ConfigError.*row 1 is float64 \(3,\)",
-        ),
+        (lambda n: [np.zeros(2 + n)], range(4), LATER, r"0 failed in collate: ConfigError.*row 1 is float64 \(3,\)"),
         (streams.count_up, [0] * 3, {}, "row 0, at item 0 of sequence .*SourceError: none of 3 sequences gave an item"),
-        (
-            streams.count_up,
-            [1, 1],
-            {"chunk": 2, "ends": "drop"},
-            "2 sequences gave 2 items, and ends='drop' drops fewer",
-        ),
+        (streams.count_up, [1, 1], {"chunk": 2, "ends": "drop"}, "2 sequences gave 2 items, and ends='drop' drops"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])

@@ -390,18 +390,9 @@ def test_wrong_arguments_are_refused_when_it_is_built(settings, message):
     [
         (lambda: DataLoader("train.tar", 4), r"a path is not a source: pass dataload.open\('train.tar'\)"),
         (lambda: DataLoader(data.Dataset(), 4), "no __len__"),
-        (
-            lambda: DataLoader(np.arange(11), sampler=[0, 11]),
-            r"list must give integers in \[0, 11\): index 11 is out of range",
-        ),
-        (
-            lambda: DataLoader(np.arange(11), sampler=[(0, 1)]),
-            r"integers in \[0, 11\): .* 'tuple' object cannot be interp",
-        ),
-        (
-            lambda: DataLoader(NUMBERS, batch_sampler=[0]),
-            "list must give lists of integers: 'int' object is not iterable",
-        ),
+        (lambda: DataLoader(np.arange(11), sampler=[0, 11]), r"must give integers in \[0, 11\): index 11 is out"),
+        (lambda: DataLoader(np.arange(11), sampler=[(0, 1)]), r"integers in \[0, 11\): .* 'tuple' object cannot be"),
+        (lambda: DataLoader(NUMBERS, batch_sampler=[0]), "must give lists of integers: 'int' object is not iterable"),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):

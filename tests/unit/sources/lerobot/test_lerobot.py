@@ -82,13 +82,10 @@ def test_wrong_options(directory, options, message):
         dataload.open(directory, **options)
 
 
-def test_commands_know_that_it_has_no_shards(directory):
+def test_a_directory_has_no_shards_and_is_opened_alone(directory):
     with pytest.raises(ConfigError, match="a manifest does not describe"):
         index_shards(str(directory))
     assert "state" in command_line.run("stats", directory).stdout
-
-
-def test_several_directories_are_joined_otherwise(directory):
     with pytest.raises(ConfigError, match=r"join several with dataload\.concat"):
         dataload.open([directory, directory], format="lerobot")
 

@@ -115,12 +115,7 @@ TOGETHER = "the shards that are read together take 1,0"
         ({"used": 0.25, "range_bytes": 256 * KB}, GB, "shards", FITS),
         ({"used": 0.24, "range_bytes": 128 * KB}, GB, "shards", FITS),
         ({"used": 0.12, "range_bytes": 128 * KB}, GB, "ranges", r"12\.00% of the shards' bytes are read"),
-        (
-            {"range_bytes": 256 * KB},
-            GB - 1,
-            "ranges",
-            "do not fit into 1,073,741,823 bytes, and a request is for 262,1",
-        ),
+        ({"range_bytes": 256 * KB}, GB - 1, "ranges", "not fit into 1,073,741,823 bytes, and a request is for 262,1"),
     ],
 )
 def test_thresholds_and_reasons(changes, budget, mode, reason):

@@ -78,17 +78,6 @@ _NUMBERS = 6  # an entry of the footer is three fields: tag, position, tag, byte
 _ENTRY_TAGS = (0x08, 0x10, 0x18)
 
 
-def pieces(start: int, length: int) -> list[slice]:
-    """Return the slices of the file, one per block, that hold a chunk of `length` bytes without block headers."""
-    found: list[slice] = []
-    while length > 0:
-        part = min(length, BLOCK_SIZE - start % BLOCK_SIZE)
-        found.append(slice(start, start + part))
-        length -= part
-        start += part + BLOCK_HEADER_BYTES
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Spans:
     """Positions of chunks, and their bytes without block headers; (n,) int64.
@@ -290,9 +279,10 @@ def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -
 
 def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
     """Return the bytes of a chunk without block headers; fewer if the blocks end earlier."""
-    parts = pieces(start, length)
-    data = read(start, min(parts[-1].stop, end) - start)
-    return b"".join([data[part.start - start : part.stop - start] for part in parts])
+    parts = Spans(np.array([start]), np.array([length]), None).pieces()
+    spans = [(at, at + size) for at, size in zip(parts.offsets.tolist(), parts.lengths.tolist(), strict=True)]
+    data = read(start, min(spans[-1][1], end) - start)
+    return b"".join([data[first - start : stop - start] for first, stop in spans])
 
 
 def _count_records(footer: bytes, start: int, stop: int, count: int) -> int | None:

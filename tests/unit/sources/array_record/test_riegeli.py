@@ -16,7 +16,7 @@ from dataload.sources.array_record.layout import (
     Decompressor,
     footer_offset,
 )
-from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, parse_chunks, pieces
+from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, Spans, parse_chunks
 
 MAGIC = 0x71930E704FDAE05E
 LAST = 3 * BLOCK_SIZE  # where the last block of a made file starts
@@ -104,9 +104,10 @@ def file_of(entries, *, said=1000, about=None, magic=MAGIC):
     body = simple_chunk([b"\x0a" + encode_varint(len(about)) + about, *entries])
     file = bytearray(4 * BLOCK_SIZE)
     at = 0
-    for part in pieces(1000, len(body)):
-        file[part] = body[at : at + part.stop - part.start]
-        at += part.stop - part.start
+    pieces = Spans(np.array([1000]), np.array([len(body)]), None).pieces()
+    for start, size in zip(pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True):
+        file[start : start + size] = body[at : at + size]
+        at += size
     last = simple_chunk([message(said, magic)] * 3)
     file[LAST + 24 : LAST + 24 + len(last)] = last
     return bytes(file)

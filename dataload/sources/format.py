@@ -250,6 +250,5 @@ class Format:
         except (ImportError, AttributeError) as error:
             if module.startswith("dataload."):
                 raise
-            raise MissingDependencyError(
-                f"the package that adds format {self.name!r} cannot be imported ({reference}): {error}"
-            ) from error
+            message = f"the package that adds format {self.name!r} cannot be imported ({reference}): {error}"
+            raise MissingDependencyError(message) from error

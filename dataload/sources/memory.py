@@ -54,9 +54,8 @@ class MemorySource(Source[Any]):
             data, self._nulls = columns_of(data, self._selected, nulls)
             self._selected = with_masks(self._selected, data, nulls)
         elif nulls is not None:
-            raise ConfigError(
-                f"nulls is for tables, and the data are {type(data).__name__!r}", key="nulls", value=nulls
-            )
+            message = f"nulls is for tables, and the data are {type(data).__name__!r}"
+            raise ConfigError(message, key="nulls", value=nulls)
         if self._nulls and nulls is None:
             counts = ", ".join(f"{where.sum():,} of {name!r}" for name, where in self._nulls.items())
             warnings.warn(f"the table has nulls ({counts}), and reading one is an error: {REMEDIES}", stacklevel=2)

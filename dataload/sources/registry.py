@@ -49,9 +49,8 @@ def _parse_count(value: object) -> int:
     try:
         return int(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"format 'range' takes the number of records (range:1000), got {value!r}", key="paths", value=value
-        ) from None
+        message = f"format 'range' takes the number of records (range:1000), got {value!r}"
+        raise ConfigError(message, key="paths", value=value) from None
 
 
 def _parse_data(value: object) -> object:
@@ -121,11 +120,8 @@ def get_format(name: str) -> Format:
         raise ConfigError(message, key="format", value=name)
     if len({point.value for point in points}) > 1:
         added = [f"{point.dist.name} ({point.value})" if point.dist else point.value for point in points]
-        raise ConfigError(
-            f"format {name!r} is added by two installed packages, {' and '.join(added)}: uninstall one of them",
-            key="format",
-            value=name,
-        )
+        message = f"format {name!r} is added by two installed packages, {' and '.join(added)}: uninstall one of them"
+        raise ConfigError(message, key="format", value=name)
     return _load(points[0])
 
 
@@ -133,9 +129,8 @@ def _load(point: EntryPoint) -> Format:
     try:
         found = point.load()
     except (ImportError, AttributeError) as error:
-        raise MissingDependencyError(
-            f"the package that adds format {point.name!r} cannot be imported ({point.value}): {error}"
-        ) from error
+        message = f"the package that adds format {point.name!r} cannot be imported ({point.value}): {error}"
+        raise MissingDependencyError(message) from error
     return found if isinstance(found, Format) else Format.from_class(point.name, point.value, found)
 
 
@@ -236,11 +231,8 @@ def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
-        raise ConfigError(
-            f"the files of a data set have one format, got {examples}: open them separately and join them with "
-            "ConcatSource",
-            key="paths",
-        )
+        message = f"the files of a data set have one format, got {examples}"
+        raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
     return found[files[0]]
 
 

@@ -303,8 +303,5 @@ def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:
         return bytes(data)
     if codec is not None:
         raise ConfigError(f"codec {codec!r} encoded a record as {type(data).__name__}, not bytes", key="codec")
-    raise ConfigError(
-        f"format {format_name!r} stores bytes, got a record of type {type(record).__name__}: choose a codec, one of "
-        f"{', '.join(CODEC_NAMES)}",
-        key="codec",
-    )
+    message = f"format {format_name!r} stores bytes, got a record of type {type(record).__name__}"
+    raise ConfigError(f"{message}: choose a codec, one of {', '.join(CODEC_NAMES)}", key="codec")

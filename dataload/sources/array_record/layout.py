@@ -71,16 +71,11 @@ def check_head(head: bytes, size: int, path: str) -> None:
     if not head:
         raise CorruptFileError("the file is empty: its writer was never closed", path=path, offset=0)
     if head != SIGNATURE[: len(head)]:
-        raise UnsupportedFormatError(
-            f"{path} is not an ArrayRecord file, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}", path=path
-        )
+        message = f"{path} is not an ArrayRecord file, which starts with {SIGNATURE[:8]!r}: {describe_head(head)}"
+        raise UnsupportedFormatError(message, path=path)
     if size < _SMALLEST_FILE or len(head) < len(SIGNATURE):
-        raise CorruptFileError(
-            f"the file has {size} bytes, the smallest ArrayRecord {_SMALLEST_FILE}: it was truncated, or its writer "
-            "was never closed",
-            path=path,
-            offset=size,
-        )
+        message = f"the file has {size} bytes, the smallest ArrayRecord {_SMALLEST_FILE}"
+        raise CorruptFileError(f"{message}: it was truncated, or its writer was never closed", path=path, offset=size)
 
 
 def footer_offset(block: bytes) -> int | None:

@@ -77,11 +77,8 @@ class ArrayRecordSource(FileSource[Any]):
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
-            raise ConfigError(
-                "fields were given, but the records are plain bytes: give a codec too",
-                key="fields",
-                value=self._selected,
-            )
+            message = "fields were given, but the records are plain bytes: give a codec too"
+            raise ConfigError(message, key="fields", value=self._selected)
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # One file that knows its fields is enough; each reads a record to find out.
@@ -144,9 +141,8 @@ class _ArrayRecordFile(EncodedShard):
                 self.group_size = group_size(_writer_options(reader))
         stop = self._records if stop is None else stop
         if stop > self._records:
-            raise ConfigError(
-                f"{path} selects records {self._first} to {stop}; the file has {self._records}", key="paths", value=path
-            )
+            message = f"{path} selects records {self._first} to {stop}; the file has {self._records}"
+            raise ConfigError(message, key="paths", value=path)
         self._length = stop - self._first
         self._fields = self.first_fields() if has_fields and self._codec is not None else {}
 

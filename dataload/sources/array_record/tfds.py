@@ -66,12 +66,8 @@ class TfdsSource(ArrayRecordSource):
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if len(several) != 1:
-            raise ConfigError(
-                f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each of them, and "
-                "join them with ConcatSource",
-                key="paths",
-                value=paths,
-            )
+            message = f"TensorFlow Datasets keeps a data set in one directory, got {len(several)}: open each of them"
+            raise ConfigError(f"{message}, and join them with ConcatSource", key="paths", value=paths)
         given = TfdsOptions.parse({"split": str(split), **options}, "format 'tfds'")
         place = Remote.of(None, given.remote)
         self._directory = _find_version(TFDS.file(local_path(fspath(several[0]))), place)
@@ -253,10 +249,8 @@ def parse_features(
     except DataloadError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CorruptFileError(
-            f"expected featuresDict with features, each with its pythonClassName: {type(error).__name__} {error}",
-            path=path,
-        ) from error
+        message = f"expected featuresDict with features, each with its pythonClassName: {type(error).__name__} {error}"
+        raise CorruptFileError(message, path=path) from error
 
 
 def _feature(node: Mapping[str, Any], name: str, path: str) -> _Feature:

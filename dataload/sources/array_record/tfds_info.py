@@ -72,9 +72,8 @@ def parse_info(text: str, path: str) -> dict[str, Split]:
     except CorruptFileError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise CorruptFileError(
-            f"expected a name, and splits with name and shardLengths: {type(error).__name__} {error}", path=path
-        ) from error
+        message = f"expected a name, and splits with name and shardLengths: {type(error).__name__} {error}"
+        raise CorruptFileError(message, path=path) from error
     return {split.name: split for split in splits}
 
 

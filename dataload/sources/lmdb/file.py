@@ -148,9 +148,8 @@ def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -
     """Open the data file of an environment, a directory with data.mdb or the file; mapped if that is safe."""
     storage = storage_of(path, remote)
     if storage.is_directory(path) and not storage.exists(join(path, DATA_FILE)):
-        raise SourceNotFoundError(
-            f"the directory {path} has no {DATA_FILE}, so it is not an LMDB environment", path=path
-        )
+        message = f"the directory {path} has no {DATA_FILE}, so it is not an LMDB environment"
+        raise SourceNotFoundError(message, path=path)
     file = storage.map(absolute(data_file(path, remote)), mapped=mapped, whole=True)
     file.may_be_written = True  # by LMDB; see `Snapshot`
     return file
@@ -176,17 +175,11 @@ def read_info(file: RecordFile) -> FileInfo:
     header_size = _header_size(head, size, path)
     page_size: int = _DATABASE.unpack_from(head, header_size + _META.size)[0]
     if not 256 <= page_size <= 0x10000 or page_size & (page_size - 1):
-        raise CorruptFileError(
-            f"the first meta page gives an invalid page size of {page_size} bytes",
-            path=path,
-            offset=header_size + _META.size,
-        )
+        message = f"the first meta page gives an invalid page size of {page_size} bytes"
+        raise CorruptFileError(message, path=path, offset=header_size + _META.size)
     if size < 2 * page_size:
-        raise CorruptFileError(
-            f"the file has {size} bytes, but its two meta pages need {2 * page_size}: it is truncated",
-            path=path,
-            offset=size,
-        )
+        message = f"the file has {size} bytes, but its two meta pages need {2 * page_size}: it is truncated"
+        raise CorruptFileError(message, path=path, offset=size)
     # If the numbers are equal, as in a new file, the first page is valid.
     number, transaction, last_page, meta = max(_read_metas(file, header_size, page_size), key=lambda found: found[1])
     needed = (last_page + 1) * page_size
@@ -220,9 +213,8 @@ def _header_size(head: bytes, size: int, path: str) -> int:
         magic, found = _META.unpack_from(head, header_size)
         if magic == _MAGIC:
             if found != version:
-                raise UnsupportedFormatError(
-                    f"{path} is an LMDB file of data version {found}, expected {version}", path=path
-                )
+                message = f"{path} is an LMDB file of data version {found}, expected {version}"
+                raise UnsupportedFormatError(message, path=path)
             return header_size
     if _MAGIC.to_bytes(4, "big") in head[:32] or _MAGIC.to_bytes(4, "little") in head[:16]:
         raise UnsupportedFormatError(
@@ -230,11 +222,8 @@ def _header_size(head: bytes, size: int, path: str) -> int:
             "mdb_dump, and import it here with mdb_load",
             path=path,
         )
-    raise CorruptFileError(
-        f"not an LMDB file: expected the magic {_MAGIC:#x} at byte 16, found {head[16:20].hex(' ') or 'the end'}",
-        path=path,
-        offset=16,
-    )
+    message = f"not an LMDB file: expected the magic {_MAGIC:#x} at byte 16, found {head[16:20].hex(' ') or 'the end'}"
+    raise CorruptFileError(message, path=path, offset=16)
 
 
 def _read_metas(file: RecordFile, header_size: int, page_size: int) -> list[tuple[int, int, int, bytes]]:
@@ -253,9 +242,8 @@ def _read_metas(file: RecordFile, header_size: int, page_size: int) -> list[tupl
             raise CorruptFileError("the file ends in a meta page", path=file.path, offset=number * page_size)
         flags = struct.unpack_from("=H", page, header_size - 6)[0]
         if not flags & _IS_META or _META.unpack_from(page, header_size) != (_MAGIC, _VERSIONS[header_size]):
-            raise CorruptFileError(
-                "expected a meta page, found something else", path=file.path, offset=number * page_size
-            )
+            message = "expected a meta page, found something else"
+            raise CorruptFileError(message, path=file.path, offset=number * page_size)
         last_page, transaction = struct.unpack_from("=QQ", page, length - 16)
         metas.append((number, transaction, last_page, page[header_size + _META.size :]))
     return metas
@@ -270,11 +258,8 @@ def parse_tree(record: bytes, pages: int, size: int, name: bytes | None, path: s
             raise CorruptFileError(f"{_label(name)} has {entries} records but no pages", path=path)
         return Tree(name, has_duplicates, 0, 0, None)
     if not 2 <= root < pages or not 1 <= depth <= _DEEPEST or entries > size:
-        raise CorruptFileError(
-            f"{_label(name)} claims {entries} records in a tree of depth {depth} at page {root}; the last page is "
-            f"{pages - 1}",
-            path=path,
-        )
+        message = f"{_label(name)} claims {entries} records in a tree of depth {depth} at page {root}"
+        raise CorruptFileError(f"{message}; the last page is {pages - 1}", path=path)
     return Tree(name, has_duplicates, depth, entries, root)
 
 

@@ -336,10 +336,8 @@ def _choose(named: Sequence[Tree], main: Tree, path: str, subdatabase: str | Non
     if subdatabase is None and names:
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         hint = "; this is a TorchRecord, which format='torchrecord' reads as a whole" if names[0] == "db0" else ""
-        raise ConfigError(
-            f"{path} contains the sub-databases {listed}: choose one with subdatabase={names[0]!r}{hint}",
-            key="subdatabase",
-        )
+        message = f"{path} contains the sub-databases {listed}: choose one with subdatabase={names[0]!r}{hint}"
+        raise ConfigError(message, key="subdatabase")
     if subdatabase is None:
         tree = main
     elif subdatabase in names:
@@ -348,7 +346,6 @@ def _choose(named: Sequence[Tree], main: Tree, path: str, subdatabase: str | Non
         message = f"{path} has no sub-database {subdatabase!r}: {closest(subdatabase, names)}"
         raise ConfigError(message, key="subdatabase", value=subdatabase)
     if tree.has_duplicates:
-        raise UnsupportedFormatError(
-            f"{path}: keys of this database may have several values (DUPSORT), so values have no index", path=path
-        )
+        message = f"{path}: keys of this database may have several values (DUPSORT), so values have no index"
+        raise UnsupportedFormatError(message, path=path)
     return tree

@@ -125,9 +125,8 @@ def _databases(named: Sequence[Tree], path: str, file: str) -> list[Tree]:
         )
     for number in range(len(numbered)):
         if number not in numbered:
-            raise CorruptFileError(
-                f"the sub-database db{number} is missing; the last one is db{max(numbered)}", path=file
-            )
+            message = f"the sub-database db{number} is missing; the last one is db{max(numbered)}"
+            raise CorruptFileError(message, path=file)
         if numbered[number].has_duplicates:
             raise CorruptFileError(f"keys of the sub-database db{number} may have several values (DUPSORT)", path=file)
     return [numbered[number] for number in range(len(numbered))]

@@ -78,9 +78,8 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
     nodes = Nodes(*joined[:5], branches=branches, leaves=pages, ends=np.cumsum(joined[5]))
     size = int(nodes.lengths.sum(dtype=np.int64))
     if len(nodes) != tree.entries or size > info.size:
-        raise CorruptFileError(
-            f"{tree.label} claims {tree.entries} records; {len(nodes)} of {size} bytes were found", path=info.path
-        )
+        message = f"{tree.label} claims {tree.entries} records; {len(nodes)} of {size} bytes were found"
+        raise CorruptFileError(message, path=info.path)
     return nodes
 
 
@@ -137,9 +136,8 @@ def subdatabases(file: RecordFile, info: FileInfo) -> list[Tree]:
         # LMDB 1.0 ends names with a zero byte.
         name = key.removesuffix(b"\0") if info.header_size == 24 else key
         if nodes.flags[node] & LARGE or nodes.lengths[node] != RECORD_BYTES:
-            raise CorruptFileError(
-                f"the entry {name!r} of the main database claims to be a sub-database but is not", path=info.path
-            )
+            message = f"the entry {name!r} of the main database claims to be a sub-database but is not"
+            raise CorruptFileError(message, path=info.path)
         record = file.read(int(nodes.offsets[node]), RECORD_BYTES)
         found.append(parse_tree(record, info.pages, info.size, name, info.path))
     return found
@@ -152,9 +150,8 @@ def read_key(file: RecordFile, info: FileInfo, leaves: Array, ends: Array, node:
     page = file.read(int(leaves[leaf]) * info.page_size, info.page_size)
     key = find_key(page, node - before, info.header_size)
     if key is None:
-        raise CorruptFileError(
-            f"page {leaves[leaf]} has changed", path=info.path, offset=int(leaves[leaf]) * info.page_size
-        )
+        message = f"page {leaves[leaf]} has changed"
+        raise CorruptFileError(message, path=info.path, offset=int(leaves[leaf]) * info.page_size)
     return key
 
 
@@ -213,11 +210,8 @@ class Snapshot:
         finally:
             overwritten = self.file.is_written() and self.file.copies(*self._ranges) != self._samples
             if overwritten or not is_unchanged(self.file, self.info):
-                raise ChangedFileError(
-                    "the file has been written to since it was opened, so its records may be overwritten: open the "
-                    "data set again",
-                    path=self.info.path,
-                )
+                message = "the file has been written to since it was opened, so its records may be overwritten"
+                raise ChangedFileError(f"{message}: open the data set again", path=self.info.path)
 
 
 def open_snapshot(
@@ -235,11 +229,8 @@ def open_snapshot(
         else:
             if is_unchanged(file, info):
                 return Snapshot(file, info), result
-    raise SourceError(
-        f"{path} was written to {_ATTEMPTS} times while it was being opened: open it when its writer has finished, or "
-        "a copy of it (mdb_copy)",
-        path=path,
-    )
+    message = f"{path} was written to {_ATTEMPTS} times while it was being opened"
+    raise SourceError(f"{message}: open it when its writer has finished, or a copy of it (mdb_copy)", path=path)
 
 
 def _is_unchanged(file: RecordFile, info: FileInfo | None, remote: Remote | None) -> bool:

@@ -246,9 +246,8 @@ class TorchRecordWriter(Writer):
 
     def _check_room(self, records: int) -> None:
         if self._expected is not None and len(self) + records > self._expected:
-            raise ConfigError(
-                f"num_records is {self._expected}, but there are more records", key="num_records", value=self._expected
-            )
+            message = f"num_records is {self._expected}, but there are more records"
+            raise ConfigError(message, key="num_records", value=self._expected)
 
     def _add(self, values: Sequence[bytes]) -> None:
         self.stored_bytes += sum(map(len, values))
@@ -277,11 +276,8 @@ class TorchRecordWriter(Writer):
                 self._put_all([self._spool.read(length)])
             self._spool.close()
         elif len(self) != self._expected:
-            raise ConfigError(
-                f"num_records is {self._expected}, but {len(self)} records were written",
-                key="num_records",
-                value=self._expected,
-            )
+            message = f"num_records is {self._expected}, but {len(self)} records were written"
+            raise ConfigError(message, key="num_records", value=self._expected)
         self._environment.finish()
 
     def _discard(self) -> None:

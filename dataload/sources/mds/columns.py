@@ -68,11 +68,8 @@ class Column:
         if self.encoding == "pkl":
             if allow_pickle:
                 return _unpickle
-            raise ConfigError(
-                f"column {self.name!r} holds pickles, which can run any code: name the other columns in fields=, "
-                "or pass allow_pickle=True if you trust the data",
-                key="allow_pickle",
-            )
+            message = f"column {self.name!r} holds pickles, which can run any code: name the other columns in fields="
+            raise ConfigError(f"{message}, or pass allow_pickle=True if you trust the data", key="allow_pickle")
         if self.size is not None or self.encoding == "bytes" or (not images and self.encoding in ("jpeg", "png")):
             return None
         if self.encoding == "ndarray":

@@ -67,11 +67,8 @@ def parse_index(data: bytes, path: str) -> tuple[ShardInfo, ...]:
 
 def _parse_shard(shard: Mapping[str, Any], path: str) -> ShardInfo:
     if (shard["format"], shard["version"]) != ("mds", _VERSION):
-        raise UnsupportedFormatError(
-            f"{path}: a shard is {str(shard['format'])[:40]!r} of version {str(shard['version'])[:40]}; only 'mds' of "
-            f"version {_VERSION} is supported",
-            path=path,
-        )
+        message = f"{path}: a shard is {str(shard['format'])[:40]!r} of version {str(shard['version'])[:40]}"
+        raise UnsupportedFormatError(f"{message}; only 'mds' of version {_VERSION} is supported", path=path)
     names, encodings = shard["column_names"], shard["column_encodings"]
     columns = _columns(tuple(map(_text, names)), tuple(map(_text, encodings)))
     if [column.size for column in columns] != shard["column_sizes"]:

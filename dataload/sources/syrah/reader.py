@@ -315,9 +315,6 @@ def _resolve(shape: tuple[int, ...], column: Column, size: int | None, path: str
     alike = exact and (known > 0 and (items % known == 0).all() if unknown else (items == known).all())
     if unknown > 1 or not alike:
         found = f"{items[0]} values" if size is not None else "different numbers of values"
-        raise ConfigError(
-            f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}",
-            key=f"shapes.{column.name}",
-            value=shape,
-        )
+        message = f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}"
+        raise ConfigError(message, key=f"shapes.{column.name}", value=shape)
     return shape if size is None else tuple(int(items[0]) // known if n == -1 else n for n in shape)

@@ -63,14 +63,12 @@ def padded(size: int) -> int:
 def parse_header(block: bytes, path: str, offset: int) -> Header:
     """Parse a POSIX, GNU or pre-POSIX (v7) header of 512 bytes, with octal or base-256 sizes."""
     if not is_tar(block):
-        raise CorruptFileError(
-            "expected a tar header here, found a block whose checksum is wrong", path=path, offset=offset
-        )
+        message = "expected a tar header here, found a block whose checksum is wrong"
+        raise CorruptFileError(message, path=path, offset=offset)
     size = _number(block[124:136])
     if size is None:
-        raise CorruptFileError(
-            f"a tar header has the size {block[124:136]!r}, which is not a number", path=path, offset=offset
-        )
+        message = f"a tar header has the size {block[124:136]!r}, which is not a number"
+        raise CorruptFileError(message, path=path, offset=offset)
     name = block[:100].partition(b"\0")[0]
     if block[345] and block[257:263] == _POSIX_MAGIC:  # GNU headers store times there
         name = block[345:500].partition(b"\0")[0] + b"/" + name
@@ -303,10 +301,8 @@ class _Scanner:
             name = records.get(b"path", name)
             size = self._parse_size(records[b"size"], start) if b"size" in records else size
         if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records):
-            raise UnsupportedFormatError(
-                f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: pack it without --sparse",
-                path=self._path,
-            )
+            message = f"{self._path}, byte {start}: {_text(name)} is stored as a sparse file: pack it without --sparse"
+            raise UnsupportedFormatError(message, path=self._path)
         if kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith(b"/")):  # a directory in old archives
             self._position = data
             return None

@@ -87,11 +87,8 @@ def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict
         raise ConfigError(f"{key} is True: pass the paths of the index files, None or False", key=key, value=index)
     several = [index] if isinstance(index, (str, PathLike)) else list(index)
     if len(several) != len(paths):
-        raise ConfigError(
-            f"{key} names {len(several)} files for {len(paths)} archives: pass one for each, in the same order",
-            key=key,
-            value=index,
-        )
+        message = f"{key} names {len(several)} files for {len(paths)} archives: pass one for each, in the same order"
+        raise ConfigError(message, key=key, value=index)
     pairs: dict[str, str] = {}
     for path, name in zip(paths, map(fspath, several), strict=True):
         if pairs.setdefault(path, name) != name:
@@ -152,11 +149,8 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
     try:
         table = json.loads(data)
         if table["wids_version"] != _VERSION or table.get("datasets"):
-            raise UnsupportedFormatError(
-                f"{path}: expected wids_version {_VERSION} and no list of other data sets: open each of these, and "
-                "join them with ConcatSource",
-                path=path,
-            )
+            message = f"{path}: expected wids_version {_VERSION} and no list of other data sets"
+            raise UnsupportedFormatError(f"{message}: open each of these, and join them with ConcatSource", path=path)
         base = table.get("base") or ""
         shards = [(_resolve(path, base, shard["url"]), shard["nsamples"], path) for shard in table["shardlist"]]
         if not shards or not all(type(count) is int and 0 <= count < _MOST_SAMPLES for _, count, _ in shards):

@@ -108,11 +108,8 @@ def _check_key(key: Any, indexed: bool) -> bytes:
         raise ConfigError(f"the key of a sample must be text, got {key!r} ({type(key).__name__})", key=KEY, value=key)
     base = key.rpartition("/")[2]
     if not base or "." in base or "\0" in key:
-        raise ConfigError(
-            f"{key!r} cannot be the key of a sample: its last part must be a file name without a dot",
-            key=KEY,
-            value=key,
-        )
+        message = f"{key!r} cannot be the key of a sample: its last part must be a file name without a dot"
+        raise ConfigError(message, key=KEY, value=key)
     return _check_name(key, f"the key {key!r}", indexed)
 
 
@@ -122,10 +119,8 @@ def _check_name(name: str, what: str, indexed: bool) -> bytes:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{what} is not valid text: {error.reason}", value=name) from error
     if indexed and encoded.split() != [encoded]:
-        raise ConfigError(
-            f"{what} contains white space, which DALI's index does not allow: rename it, or pass index=False",
-            value=name,
-        )
+        message = f"{what} contains white space, which DALI's index does not allow: rename it, or pass index=False"
+        raise ConfigError(message, value=name)
     return encoded
 
 
@@ -182,11 +177,8 @@ def _kind(name: str, value: Any) -> str:
     if isinstance(value, (bool, float, list, tuple, Mapping)):
         items = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else ()
         return "npz" if any(isinstance(item, (np.ndarray, bytes)) for item in items) else "json"
-    raise ConfigError(
-        f"field {name!r} is of type {type(value).__name__}, which tar archives do not store: give an array, bytes, "
-        "text, a number, or a value that JSON can represent",
-        key=name,
-    )
+    message = f"field {name!r} is of type {type(value).__name__}, which tar archives do not store"
+    raise ConfigError(f"{message}: give an array, bytes, text, a number, or a value that JSON can represent", key=name)
 
 
 def _encode_as(kind: str, name: str, value: Any) -> bytes:
@@ -260,9 +252,6 @@ def _check_sample(key: bytes, members: list[Member], seen: set[bytes], path: str
     names: set[bytes] = set()
     for member in members:
         if member.name in names:
-            raise CorruptFileError(
-                f"a second {decode_name(member.name)!r} in one sample: only the first one would be read",
-                path=path,
-                offset=member.offset - BLOCK,
-            )
+            message = f"a second {decode_name(member.name)!r} in one sample: only the first one would be read"
+            raise CorruptFileError(message, path=path, offset=member.offset - BLOCK)
         names.add(member.name)

@@ -128,21 +128,13 @@ def _wrong_length(head: bytes, offset: int, index: int, path: str) -> CorruptFil
         return UnsupportedFormatError(message, path=path)
     length, crc = np.frombuffer(head, _HEAD)[0].tolist()
     stored = int(mask(crc_of_rows(np.frombuffer(head[: _LENGTH.size], np.uint8)[None]))[0])
-    return CorruptFileError(
-        f"the masked CRC-32C of the record's length, {length}, is {stored:#x}, but the file says {crc:#x}",
-        path=path,
-        offset=offset,
-        index=index,
-    )
+    message = f"the masked CRC-32C of the record's length, {length}, is {stored:#x}, but the file says {crc:#x}"
+    return CorruptFileError(message, path=path, offset=offset, index=index)
 
 
 def _cut(size: int, offset: int, index: int, path: str) -> CorruptFileError:
-    return CorruptFileError(
-        f"the file ends at byte {size}, within this record: it was cut off, or its writer did not finish",
-        path=path,
-        offset=offset,
-        index=index,
-    )
+    message = f"the file ends at byte {size}, within this record: it was cut off, or its writer did not finish"
+    return CorruptFileError(message, path=path, offset=offset, index=index)
 
 
 def check_data(data: Any, crcs: Any, value: Callable[[bytes], int]) -> int | None:
@@ -223,12 +215,8 @@ class _TFRecordFile(EncodedShard):
         data = gather(self._file, offsets, lengths)
         crcs = self._file.gather(offsets + lengths, CRC_BYTES).view("<u4")[:, 0]
         if (row := check_data(data, crcs, self._crc32c)) is not None:
-            raise CorruptFileError(
-                f"the masked CRC-32C of the record differs from the one in the file, {int(crcs[row]):#x}",
-                path=self._path,
-                offset=int(offsets[row]),
-                index=int(indices[row]),
-            )
+            message = f"the masked CRC-32C of the record differs from the one in the file, {int(crcs[row]):#x}"
+            raise CorruptFileError(message, path=self._path, offset=int(offsets[row]), index=int(indices[row]))
         return data
 
 

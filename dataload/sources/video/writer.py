@@ -158,9 +158,8 @@ class _Encoder:
         if image.shape != self._shape or (ticks is not None) != self._is_timed:
             found = f"{image.shape}, with {'a' if ticks is not None else 'no'} time"
             first = f"{self._shape}, with {'a' if self._is_timed else 'no'} time"
-            raise ConfigError(
-                f"the frame of record {index} is {found}, and the first of its video {first}", key="frame"
-            )
+            message = f"the frame of record {index} is {found}, and the first of its video {first}"
+            raise ConfigError(message, key="frame")
         at = self._last + 1 if ticks is None else ticks
         if at <= self._last:
             message = f"record {index}: a frame must be later than the frame before it in the same video"

@@ -156,10 +156,8 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
     for name, column in data.items():
         if _is_data_set(column):
             named = f"[{name!r}]"
-            raise TypeError(
-                f"{_shown(data)} holds data sets: pass one of them, as in data{named}, or join them with "
-                "dataload.concat([...]) or dataload.mix({...})"
-            )
+            message = f"{_shown(data)} holds data sets: pass one of them, as in data{named}"
+            raise TypeError(f"{message}, or join them with dataload.concat([...]) or dataload.mix({{...}})")
         if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__len__"):
             raise TypeError(
                 f"a dict is read as columns, arrays or lists of one value per record, and {name!r} is "
@@ -178,9 +176,8 @@ def _refuse(data: Any) -> None:
     if isinstance(data, (list, tuple)) and data:
         first: Any = cast("Sequence[Any]", data)[0]
         if _is_data_set(first):
-            raise TypeError(
-                "a list of sources is not a source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
-            )
+            message = "a list of sources is not a source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
+            raise TypeError(message)
         if isinstance(first, PathLike) or (isinstance(first, str) and by_suffix(first, built_in_formats()) is not None):
             raise TypeError(
                 f"a list of paths is not a source: pass dataload.open([{redacted(str(cast('Any', first)))!r}, ...])"

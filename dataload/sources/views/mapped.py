@@ -43,9 +43,8 @@ def measured_transform(transform: Any) -> tuple[NamedTransform, ...]:
 def measure_sample(functions: tuple[NamedTransform, ...], sample: Any) -> tuple[dict[str, int], bytes]:
     """Return the lengths of the fields of what transforms have made, and its bytes for a transform that restores it."""
     if not isinstance(sample, Mapping):
-        raise ConfigError(
-            f"a transform whose output is measured must return a dict of fields, got {type(sample).__name__}"
-        )
+        message = f"a transform whose output is measured must return a dict of fields, got {type(sample).__name__}"
+        raise ConfigError(message)
     lengths = {name: len(value) for name, value in sample.items() if hasattr(value, "__len__")}
     last: Any = functions[-1].function
     return lengths, last.compact(sample) if _restores(functions) else b""

@@ -208,10 +208,8 @@ def sequence_lengths(
     if not given and known is not None:
         return known
     if len(given) != 1:
-        raise ConfigError(
-            f"pass exactly one of field=, key= and shards=True, got {' and '.join(given) or 'none'}",
-            key=given[-1] if given else None,
-        )
+        message = f"pass exactly one of field=, key= and shards=True, got {' and '.join(given) or 'none'}"
+        raise ConfigError(message, key=given[-1] if given else None)
     if field is not None:
         return _lengths(_columns(source, field))
     if key is not None:
@@ -295,9 +293,8 @@ def _name(key: str | None, pattern: re.Pattern[str], index: int) -> str:
     name = None if match is None else match[1 if pattern.groups else 0]
     if name is None:
         wanted = "end in / _ - or . and digits" if pattern is _NUMBERED else f"match {pattern.pattern!r}"
-        raise ConfigError(
-            f"key {key!r} of record {index} does not {wanted}: pass another expression as key=", key="key"
-        )
+        message = f"key {key!r} of record {index} does not {wanted}: pass another expression as key="
+        raise ConfigError(message, key="key")
     return name
 
 

@@ -338,10 +338,8 @@ def _group(
 ) -> tuple[_Group, ...]:
     known = parent.fields
     if not known:
-        raise ConfigError(
-            f"windows need records with fields, and {parent!r} has none: choose a codec, or let records be dicts",
-            key="source",
-        )
+        message = f"windows need records with fields, and {parent!r} has none: choose a codec, or let records be dicts"
+        raise ConfigError(message, key="source")
     grouped: dict[tuple[int, ...], list[str]] = {}
     require_known(offsets, known, key="offsets")
     for name, given in offsets.items():

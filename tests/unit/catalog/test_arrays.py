@@ -244,7 +244,7 @@ MADE = {
 }
 PARSERS = {  # what makes a table
     "tar": [(tar_table, "scan"), (tar_table, "parse_index")],
-    "lmdb": [(lmdb_table.KeyedValues, "of")],
+    "lmdb": [(lmdb_table, "read_tree")],
     "torchrecord": [(lmdb_torchrecord, "read_tree")],
     "array_record": [(array_record_map, "parse_chunks")],
     "tokens": [(token_reader, "find_ends")],

@@ -1,47 +1,44 @@
 """ArrayRecord files: read through a memory map, or, in other layouts, through the array_record package."""
 
 import hashlib
-import threading
 import warnings
-import weakref
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.arrays import check_lengths
-from dataload._util.caches import DecodedCache, on_fork
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.array_record import ArrayRecordOptions, load_array_record
+from dataload._util.arrays import check_lengths, pooled_empty
+from dataload._util.caches import DecodedCache
+from dataload.catalog.arrays import IndexKey, remember
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.array_record import ArrayRecordOptions
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
     Decompressor,
+    UnlikeError,
     check_head,
     file_of,
+    find_damage,
     footer_offset,
-    group_size,
     parse_selection,
 )
-from dataload.sources.array_record.map import MappedRecords
+from dataload.sources.array_record.package import PackageReaders
+from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD, HEAD_BYTES, Chunks, Spans, parse_chunks
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.storage import RecordFile, Storage, storage_of
-from dataload.storage.errors import overwritten_error, rewritten_error
+from dataload.storage import RecordFile, storage_of
+from dataload.storage.core import core
+from dataload.storage.kept import CachedTable
 from dataload.storage.paths import FileInstruction, as_path
-from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
+from dataload.types import Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
 
-_READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
-_FILE_BUFFER_BYTES = 4096
 _AROUND_BYTES = 4096
-# A reader serves one thread, and holds 30 to 70 bytes per record of the file. More than a few per file gain nothing,
-# because each already reads on several threads.
-_MOST_READERS = 4
-
+_EDGE_BYTES = 8  # of each record of a group
+_LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 Location: TypeAlias = str | PathLike[str] | FileInstruction
 
@@ -118,7 +115,13 @@ class ArrayRecordSource(FileSource[Any]):
 
 
 class _ArrayRecordFile(EncodedShard):
-    """A file, or the selected part of it; `file` is its path without the slice."""
+    """A file, or the selected part of it; `file` is its path without the slice.
+
+    Without `_chunks`, records are read through the package.
+    """
+
+    # Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
+    # right distances; with the option `verify`, or if chunks are compressed, also the hashes of headers and of data.
 
     def __init__(self, path: str, options: ArrayRecordOptions, decompressor: Decompressor, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
@@ -126,25 +129,39 @@ class _ArrayRecordFile(EncodedShard):
         self._limit: int = options.max_record_bytes
         self._storage = storage_of(self.file, options.remote_settings)
         with self._storage.open(self.file) as file:
-            self._size = file.size
-            check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
-        plain = options.reader_options is None
-        self._mapped = MappedRecords.open(self.file, options, decompressor) if plain else None
-        self.whole = self._mapped is None
-        self._is_shared = False
-        self._readers = _Readers(self.file, self._storage, options.reader_options)
-        if self._mapped is not None:
-            self._records, self.group_size = len(self._mapped), self._mapped.group_size
+            check_head(file.read(0, len(SIGNATURE)), file.size, self.file)
+        self._decompressor = decompressor
+        self._chunks = chunks = self._find_chunks(options) if options.reader_options is None else None
+        self.whole = chunks is None
+        self._package = PackageReaders(self.file, self._storage, options.reader_options)
+        self._is_shared = self._has_large = self._verifies = False
+        if chunks is not None:
+            self._records, self.group_size = len(chunks), chunks.group_size
+            self._verifies, edges = options.verify or chunks.compressed, chunks.edges
+            self._has_large = int(edges[-1] - edges[0]) > self._limit and int(np.diff(edges).max()) > self._limit
         else:
-            with self._readers.take() as reader:
-                self._records = reader.num_records()
-                self.group_size = group_size(_writer_options(reader))
+            self._records, self.group_size = self._package.about()
         stop = self._records if stop is None else stop
         if stop > self._records:
             message = f"{path} selects records {self._first} to {stop}; the file has {self._records}"
             raise ConfigError(message, key="paths", value=path)
         self._length = stop - self._first
         self._fields = self.first_fields() if has_fields and self._codec is not None else {}
+
+    def _find_chunks(self, options: ArrayRecordOptions) -> Chunks | None:
+        """Return the chunks of the file; None if only the package can read it, or explain its defect."""
+        remote = options.remote_settings
+        file = self._storage.map(self.file, mapped=options.map)
+        key = IndexKey.of("array_record", (self.file,), remote=remote) if options.cache else None
+        chunks = remember(
+            key,
+            lambda found: _unpack(found, file.size),
+            lambda: parse_chunks(file.read, file.size, self._decompressor),
+            _pack,
+        )
+        if chunks is not None:
+            self._file = file
+        return chunks
 
     def __len__(self) -> int:
         return self._length
@@ -156,51 +173,113 @@ class _ArrayRecordFile(EncodedShard):
         return super().read_batch(indices + self._first, fields)
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - records are read whole
-        return None if self._mapped is None else self._mapped.ranges(indices + self._first)
+        if self._chunks is None:
+            return None
+        pieces = self._chunks.spans(np.unique(self._chunks.locate(indices + self._first)[0])).pieces()
+        cuts, _ = pieces.block_headers()
+        headers = np.full(len(cuts), BLOCK_HEADER_BYTES)
+        return np.concatenate((pieces.offsets, cuts)), np.concatenate((pieces.lengths, headers))
 
     def shared(self) -> tuple[RecordFile, Any] | None:
-        if self._mapped is None or (self.group_size > 1 and self._length < self._records):
+        chunks = self._chunks
+        if chunks is None or (self.group_size > 1 and self._length < self._records):
             return None
-        return self._mapped.file, self._mapped.kind
+        return self._file, (chunks.compressed, chunks.firsts is not None)
 
     def joined(self, directory: ShardDirectory) -> Self:
-        joined = directory.copy_of(self)
-        joined._first, joined._is_shared = 0, True
-        joined._mapped = None if self._mapped is None else self._mapped.joined(directory)
+        joined, own = directory.copy_of(self), self._chunks
+        assert own is not None, "it is shared"
+        joined._first, joined._is_shared, joined._has_large = 0, True, False
+        firsts = None if own.firsts is None else directory.numbers()
+        joined._chunks = Chunks(directory.numbers(is_place=True), None, compressed=own.compressed, firsts=firsts)
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
-        if self._mapped is not None:
-            self._mapped.join(joined._mapped, shard, self._first, self._length)
+        chunks = self._chunks
+        assert chunks is not None, "it is shared"
+        joined._has_large |= self._has_large
+        if chunks.firsts is None:
+            joined._chunks.edges.put(shard, chunks.edges[self._first : self._first + self._length + 1])
+        else:
+            joined._chunks.edges.put(shard, chunks.edges)
+            joined._chunks.firsts.put(shard, chunks.firsts)
 
     def _stored(self, indices: Int64Array, gather: Gather) -> BytesColumn | list[bytes]:
-        found = None
-        if self._mapped is not None:
-            found = self._mapped.read(indices) if gather is copy_records else self._mapped.read_together(indices)
+        found = None if self._chunks is None else self._read_chunks(self._chunks, indices)
         if found is None and self._is_shared:
             raise CorruptFileError("a record needs the package, which reads one file at a time")
-        return self._read_through_package(indices) if found is None else found
+        if found is None:
+            return self._package.read(indices, self._limit)
+        if gather is not copy_records:
+            return found
+        (block,), _, starts, stops = found.parts()
+        return core().copies(block, starts, stops - starts, -1)
 
-    def _read_through_package(self, indices: Int64Array) -> list[bytes]:
-        with self._readers.take() as reader:
-            try:
-                data: list[bytes] = reader.read(indices.tolist())
-            except MemoryError:
-                raise
-            except Exception as error:  # the package translates C++ errors to several built-in exceptions
-                raise _find_corrupt(reader, indices, self.file, error) from error
-            finally:
-                self._check_overwritten()
-        if max(map(len, data)) > self._limit:  # only the package knows before that
-            check_lengths(np.fromiter(map(len, data), np.int64), self._limit, indices, self.file)
-        return data
+    def _read_chunks(self, chunks: Chunks, indices: Int64Array) -> BytesColumn | None:
+        """Return records, (rows,) in [0, len), in one block; None if a chunk does not look as the footer says."""
+        try:
+            if chunks.firsts is not None:
+                return self._read_groups(chunks, indices)
+            block, starts, spans, sizes = self._load(chunks, indices, indices)
+            if spans.ahead is not None:
+                return BytesColumn([block], None, starts + spans.ahead, starts + spans.lengths)
+            return self._decompressor.records(block, starts, starts + spans.lengths, sizes)
+        except UnlikeError:
+            return None
 
-    def _check_overwritten(self) -> None:
-        """Raise if the file was overwritten: the package then gives torn or empty records, without an error."""
-        with suppress(SourceNotFoundError):  # deleted, but still open in the reader, as is one that was replaced
-            was, now = self._readers.identity, self._storage.identity(self.file)
-            if now != was and now.file == was.file:
-                raise overwritten_error(self.file, was.changed, now.changed)
+    def _read_groups(self, chunks: Chunks, indices: Int64Array) -> BytesColumn:
+        """See `_read_chunks`: each group is decompressed once. It is kept unless all of its records are read."""
+        chunk, numbers = chunks.locate(indices)
+        needed, rows, where, counts = np.unique(chunk, return_index=True, return_inverse=True, return_counts=True)
+        again = counts < chunks.counts(needed)
+        keys = [
+            (self._file.path, number) if kept else None for number, kept in zip(needed.tolist(), again, strict=True)
+        ]
+
+        def unpack(missing: list[int]) -> list[tuple[Any, int]]:
+            block, starts, spans, sizes = self._load(chunks, needed[missing], indices[rows[missing]])
+            groups = self._decompressor.groups(block, starts, starts + spans.lengths, sizes, spans.records)
+            return [(group, len(group[0]) + group[1].nbytes) for group in groups]
+
+        groups = self._decompressor.cached.get_all(keys, unpack)
+        before = np.cumsum([0, *(len(edges) for _, edges in groups)])
+        edges, at = np.concatenate([edges for _, edges in groups]), before[where] + numbers
+        starts, stops = edges[at], edges[at + 1]
+        ends = np.cumsum(stops - starts)
+        arena = pooled_empty((int(ends[-1]),), np.uint8)
+        target, views = arena.data, [memoryview(records) for records, _ in groups]
+        each = zip(where.tolist(), starts.tolist(), stops.tolist(), ends.tolist(), strict=True)
+        for group, start, stop, end in each:
+            target[end - (stop - start) : end] = views[group][start:stop]
+        return BytesColumn.packed(arena, ends)
+
+    def _load(
+        self, chunks: Chunks, numbers: Int64Array, indices: Int64Array
+    ) -> tuple[BytesArray, Int64Array, Spans, Int64Array]:
+        """Return chunks in one block, their starts and spans, and the bytes of their records; else an UnlikeError."""
+        spans = chunks.spans(numbers)
+        if self._has_large and spans.ahead is not None:
+            check_lengths(spans.lengths - spans.ahead, self._limit, indices, self._file.path)
+        pieces = spans.pieces()
+        # Packed one after another, the pieces of a chunk are the chunk.
+        (block,), *_ = self._file.gather_ranges(pieces.offsets, pieces.lengths).parts()
+        starts = np.cumsum(spans.lengths) - spans.lengths
+        heads = np.empty((len(starts), HEAD_BYTES), np.uint8)
+        core().gather(heads, block, 0, 1, starts, HEAD_BYTES, -1)
+        if spans.differ(heads):
+            raise UnlikeError
+        damage = find_damage(block, starts, spans.lengths) if self._verifies else None
+        if damage is not None:
+            row, problem = damage
+            offset = int(chunks.edges[numbers[row : row + 1]][0])
+            raise CorruptFileError(problem, path=self._file.path, offset=offset, index=int(indices[row]))
+        cuts, distances = pieces.block_headers()
+        if len(cuts) and bool((self._file.gather(cuts, BLOCK_HEADER_BYTES).view("<i8")[:, 1:] != distances).any()):
+            raise UnlikeError
+        sizes = heads.view(HEAD).ravel()["decoded_size"].astype(np.int64)
+        if spans.ahead is None:
+            check_lengths(sizes + _EDGE_BYTES * spans.records, self._limit, indices, self._file.path)
+        return block, starts, spans, sizes
 
     def identity(self) -> str:
         """Return a hash of the end of the records and the start of the footer; the last block is nearly empty."""
@@ -210,100 +289,32 @@ class _ArrayRecordFile(EncodedShard):
         return hashlib.blake2b(around, digest_size=8).hexdigest()
 
     def release(self) -> None:
-        self._readers.release()
-        if self._mapped is not None:
-            self._mapped.release()
+        self._package.release()
+        if self._chunks is not None:
+            super().release()
 
 
-class _Readers:
-    """A pool of the package's readers of one version of a file. Each serves one thread at a time."""
-
-    def __init__(self, file: str, storage: Storage, options: str | None) -> None:
-        self._file = file
-        self._storage = storage
-        self.identity = storage.identity(file)
-        self._kept: Any = None  # while readers may have the file open
-        self._path: str | None = None  # of the file that they have open
-        self._options = _READER_OPTIONS if options is None else options
-        self._free = threading.Semaphore(_MOST_READERS)
-        self._lock = threading.Lock()
-        self.idle: list[Any] = []
-        _pools.add(self)
-
-    @contextmanager
-    def take(self) -> Generator[Any]:
-        """Lend a reader. One that fails is not used again."""
-        with self._free:
-            with self._lock:
-                reader = self.idle.pop() if self.idle else None
-            if reader is None:
-                if self._storage.identity(self._file) != self.identity:
-                    raise rewritten_error(self._file)
-                lease, self._kept = self._storage.lend(self._file, self)
-                self._path = lease.path
-                reader = _open_reader(lease.path, self._options, self._file)
-            yield reader
-            self.idle.append(reader)
-
-    def release(self) -> None:
-        """Close all readers that are not lent; may be called at any time."""
-        self.idle.clear()  # the last reference closes the file
-        self._kept = self._path = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether readers have the file open."""
-        return self._path is not None
-
-    def is_deleted(self) -> bool:
-        """Return whether a file is open here that has no name any more."""
-        path = self._path
-        return path is not None and not storage_of(path).exists(path)
+def _pack(chunks: Chunks | None) -> CachedTable | None:
+    if chunks is None or len(chunks) < _LEAST_CACHED:
+        return None
+    more = {} if chunks.firsts is None else {"firsts": chunks.firsts}
+    return CachedTable({"edges": chunks.edges, **more}, {"alike": chunks.alike, "compressed": chunks.compressed})
 
 
-_pools: weakref.WeakSet[_Readers] = weakref.WeakSet()
-_inherited: list[list[Any]] = []
+def _unpack(found: CachedTable, size: int) -> Chunks | None:
+    """Return the chunks from the cache, or None if they are not inside the file. Each read compares their headers."""
+    edges, alike, compressed = found.arrays["edges"], found.extras["alike"], found.extras.get("compressed", False)
+    if edges.dtype != np.int64 or not len(edges) or int(edges[0]) < 0 or int(edges[-1]) > size:
+        return None
+    if bool((edges[1:] <= edges[:-1]).any()) or not (alike is None or _are_lengths(alike)):
+        return None
+    firsts = found.arrays.get("firsts")
+    if firsts is not None and (firsts.dtype != np.int64 or firsts.shape != edges.shape or (np.diff(firsts) < 1).any()):
+        return None
+    if type(compressed) is not bool or (firsts is not None and (firsts[0] != 0 or not compressed)):
+        return None
+    return Chunks(edges, None if alike is None else (alike[0], alike[1]), compressed, firsts)
 
 
-def _keep_inherited() -> None:
-    """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""
-    for pool in list(_pools):
-        _inherited.append(pool.idle)
-        pool.idle = []
-
-
-on_fork(_keep_inherited)
-
-
-def _open_reader(path: str, options: str, file: str) -> Any:
-    """Open the local file at `path`, which messages call `file`."""
-    package = load_array_record()
-    try:
-        reader = package.ArrayRecordReader(path, options, file_reader_buffer_size=_FILE_BUFFER_BYTES)
-    except ValueError as error:
-        raise ConfigError(f"reader_options {options!r}: {error}", key="reader_options", value=options) from error
-    if not reader.ok():
-        reason = "it was truncated, or its writer was never closed"
-        try:
-            reader.close()
-        except RuntimeError as error:
-            reason = str(error) or reason
-        raise CorruptFileError(f"the file has no valid end: {reason}", path=file)
-    return reader
-
-
-def _writer_options(reader: Any) -> str:
-    try:
-        return reader.writer_options_string()
-    except UnicodeDecodeError:  # damaged, which only affects the speed
-        return ""
-
-
-def _find_corrupt(reader: Any, indices: Int64Array, file: str, error: Exception) -> CorruptFileError:
-    """Return the error of the first record at `indices` that cannot be read."""
-    for index in indices.tolist():
-        try:
-            reader.read(index, index + 1)
-        except Exception as found:
-            return CorruptFileError(str(found), path=file, index=index)
-    return CorruptFileError(str(error), path=file)
+def _are_lengths(pair: Any) -> bool:
+    return isinstance(pair, list) and [type(number) for number in cast("list[Any]", pair)] == [int, int] and pair[1] > 0

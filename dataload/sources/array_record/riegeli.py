@@ -163,6 +163,11 @@ class Chunks:
         """Return the number of records."""
         return len(self.edges) - 1 if self.firsts is None else int(self.firsts[-1])
 
+    @property
+    def group_size(self) -> int:
+        """The most records of a chunk."""
+        return 1 if self.firsts is None else int(np.diff(self.firsts).max())
+
     def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array | None]:
         """Return the chunk of each record, (n,) int64, and its number there, None if chunks have one record each."""
         firsts = self.firsts

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import dataload
 from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record import map as array_record_map
+from dataload.sources.array_record import reader as array_record_reader
 from dataload.sources.lmdb import reader as lmdb_table
 from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
 from dataload.sources.syrah import layout as syrah_table
@@ -40,7 +40,7 @@ HEAD = struct.Struct("<16sII")
 def everything_is_large(monkeypatch, tmp_path):
     monkeypatch.setattr(tar_table, "_LEAST_CACHED", {True: 1, False: 1})
     monkeypatch.setattr(tar_table, "open_archives", lambda *_, **__: ())  # as for long indexes
-    for module in (lmdb_table, array_record_map, token_reader, syrah_table):
+    for module in (lmdb_table, array_record_reader, token_reader, syrah_table):
         monkeypatch.setattr(module, "_LEAST_CACHED", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
 
@@ -246,7 +246,7 @@ PARSERS = {  # what makes a table
     "tar": [(tar_table, "scan"), (tar_table, "parse_index")],
     "lmdb": [(lmdb_table, "read_tree")],
     "torchrecord": [(lmdb_torchrecord, "read_tree")],
-    "array_record": [(array_record_map, "parse_chunks")],
+    "array_record": [(array_record_reader, "parse_chunks")],
     "tokens": [(token_reader, "find_ends")],
     "syrah": [(syrah_table, "parse_metadata")],
 }

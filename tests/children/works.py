@@ -62,11 +62,8 @@ def assert_same(found, expected):
         assert_same(found.data, expected.data)
         assert_same(found.mask, expected.mask)
     elif isinstance(expected, np.ndarray):
-        assert (found.dtype, found.shape, found.flags.writeable) == (
-            expected.dtype,
-            expected.shape,
-            expected.flags.writeable,
-        )
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.flags.writeable == expected.flags.writeable
         if expected.flags.forc and expected.size:
             assert found.strides == expected.strides
         np.testing.assert_array_equal(found, expected)
@@ -130,10 +127,7 @@ def do(task, status):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "hang":
         hang_here()
-    elif what == "touch then hang":
-        with open(rest[0], "w") as stream:
-            stream.write(str(os.getpid()))
-        hang_here()
+
     elif what == "raise":
         raise KeyError("no such thing")
     elif what == "unpicklable":

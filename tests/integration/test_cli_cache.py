@@ -1,5 +1,6 @@
 """``dataload cache`` on caches that processes read from and download into."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -59,22 +60,29 @@ def shards(root):
     return sorted(name.partition("~")[0] for name in os.listdir(root / "shards"))
 
 
-@pytest.fixture
-def reader(tmp_path):
-    """Start processes that hold a lease, or a download."""
+@contextlib.contextmanager
+def started(program):
+    """Give a function that starts a program with some arguments, and returns it once it has printed a line."""
     processes = []
 
-    def start(name, downloads=""):
-        command = [sys.executable, "-c", READER, str(tmp_path), name, downloads]
+    def start(*arguments):
+        command = [sys.executable, "-c", program, *map(str, arguments)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(process)
-        process.stdout.readline()
+        assert process.stdout.readline()
         return process
 
     yield start
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """Start processes that hold a lease, or a download."""
+    with started(READER) as start:
+        yield lambda name, downloads="": start(tmp_path, name, downloads)
 
 
 def test_an_empty_cache(tmp_path, monkeypatch):
@@ -244,19 +252,8 @@ convert(Slow(8), sys.argv[1], shards=8, **eval(sys.argv[2]))
 @pytest.fixture
 def converting():
     """Start conversions that wait in their sixth record, and return their processes."""
-    processes = []
-
-    def start(path, **settings):
-        command = [sys.executable, "-c", WAITING, str(path), repr(settings)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        processes.append(process)
-        assert process.stdout.readline() == "\n"
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    with started(WAITING) as start:
+        yield lambda path, **settings: start(path, repr(settings))
 
 
 def end(process):

@@ -332,7 +332,7 @@ def test_the_facts_of_streams_are_those_of_the_batches(streams, overrides, epoch
     assert found["first_rows"] == pairs[:3].tolist()
 
 
-def test_streams_in_words_where_rows_are_filled_up_or_from_anywhere(streams):
+def test_streams_of_several_orders_in_words(streams, tmp_path):
     text = text_of(streams, *settings(shuffled_rows=2, **PADDED))
     assert ", 4 records per row\n" in text
     assert "\ncontinuing: 4 of 6 rows; the others take chunks from anywhere\n" in text
@@ -341,15 +341,9 @@ def test_streams_in_words_where_rows_are_filled_up_or_from_anywhere(streams):
     text = text_of(streams, "--set", "loader.batch_size=9", *settings(mode="pack"))
     assert text.splitlines()[3].count(" -") == 2, "two rows have no sequence"
     assert "\nfiller: none\n" in text_of(streams, "--set", "loader.batch_size=5")
-
-
-def test_rows_of_an_endless_order_may_never_begin_anew(streams, tmp_path):
     np.save(tmp_path / "lengths.npy", [100])
     endless = settings(mode="independent", epoch_steps=30)
     assert "\nbeginnings: none\n" in text_of(streams, "--set", "loader.batch_size=1", "--epoch", 1, *endless)
-
-
-def test_equal_sequences_and_long_epochs_are_said(streams, tmp_path):
     long = ["--set", "source.path=range:8000000", "--set", "loader.batch_size=8"]
     np.save(tmp_path / "lengths.npy", np.full(8000, 1000))
     text = text_of(streams, *long)

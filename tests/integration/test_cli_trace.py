@@ -38,9 +38,6 @@ def test_a_record_is_found_in_the_batches_that_trained_on_it(config):
         batch = loader(rank=serving["rank"], world_size=4).batch(serving["epoch"], serving["step"])
         assert batch["x"][serving["row"]].tolist() == [42.0] * 3
     assert facts("trace", config, "--index", 42, "--epochs", 1, "--steps", "900")["servings"] == []
-
-
-def test_the_table(config):
     (serving,) = facts("trace", config, "--index", 70, "--epochs", 2)["servings"]
     heading, columns, values = ok("trace", config, "--index", 70, "--epochs", 2).splitlines()
     assert heading.startswith("record 70 (")

@@ -23,9 +23,9 @@ SECONDS = 30
 SLOW = pytest.mark.slow_suite
 
 
-def slowly(*cases):
+def slowly(cases):
     """Leave cases to `make test-slow`; an underscore stands for a space."""
-    return [pytest.param(*(word.replace("_", " ") for word in case.split()), marks=SLOW) for case in cases]
+    return [pytest.param(*(word.replace("_", " ") for word in case.split()), marks=SLOW) for case in cases.split(", ")]
 
 
 def wait_until(condition, what):
@@ -254,16 +254,8 @@ def ended(process):
     [
         ("computing", "fork"),
         ("forked", "forkserver"),
-        *slowly(
-            "sending forkserver",
-            "holding_the_GIL fork",
-            "idle spawn",
-            "idle forkserver",
-            "computing forkserver",
-            "sending spawn",
-            "forked spawn",
-        ),
-        *slowly("holding_the_GIL forkserver"),
+        *slowly("sending forkserver, holding_the_GIL fork, idle spawn, idle forkserver, computing forkserver"),
+        *slowly("sending spawn, forked spawn, holding_the_GIL forkserver"),
     ],
 )
 def test_workers_die_with_their_parent(script, what, method):
@@ -309,15 +301,9 @@ def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, method):
         ("break", "fork"),
         ("exception", "fork"),
         ("waiting daemon thread", "threads"),
-        *slowly("break spawn", "break forkserver", "collected forkserver", "closed forkserver", "exception forkserver"),
-        *slowly(
-            "collected fork",
-            "closed fork",
-            "daemon_thread fork",
-            "daemon_thread forkserver",
-            "daemon_thread threads",
-            "waiting_daemon_thread forkserver",
-        ),
+        *slowly("break spawn, break forkserver, collected forkserver, closed forkserver, exception forkserver"),
+        *slowly("collected fork, closed fork, daemon_thread fork, daemon_thread forkserver, daemon_thread threads"),
+        *slowly("waiting_daemon_thread forkserver"),
     ],
 )
 def test_the_end_of_a_program_leaves_nothing(script, what, method):

@@ -11,38 +11,28 @@ import pyarrow.csv
 import pytest
 
 SLOW = pytest.mark.slow_suite
+REMOTE = dict.fromkeys(("jobs killed at S3", "jobs with one cache"), pytest.mark.remote)
 FUZZ = Path(__file__).parents[1] / "fuzz"
 NAMES = ("wids", "manifest of wids", "hugging face, splits", "wids at a URL")
 FORMATS = ("syrah", "torchrecord", "lmdb", "tar", "array_record", "video")
 KILLS = ("0 lost, 0 half-written, 0 left over, 0 failed", *(f"'{name}': " for name in FORMATS))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        pytest.param(
-            ("torn.py", "--rounds", "2"), [": 0 wrong; from the last piece to the error "], marks=SLOW, id="torn"
-        ),
-        pytest.param(("names.py", "--every", "9", *NAMES), [" 0 failures"], marks=SLOW, id="names"),
-        pytest.param(("kills.py", "--kills", "52", "--seed", "1"), KILLS, marks=SLOW, id="52 kills"),
-        pytest.param(
-            ("job_kills.py", "--every", "120", "--rounds", "0", "--seed", "1", "local"),
-            [": 0 failed"],
-            marks=SLOW,
-            id="jobs killed here",
-        ),
-        pytest.param(
-            ("job_kills.py", "--every", "23", "--rounds", "0", "--seed", "1", "s3/.*/syr"),
-            [": 0 failed"],
-            marks=pytest.mark.remote,
-            id="jobs killed at S3",
-        ),
-        pytest.param(("cache_jobs.py", "--rounds", "6", "--first", "11"), ["6 rounds"], marks=pytest.mark.remote),
-    ],
-)
+SEARCHES = {  # what is tried and what is said, by name
+    "torn": ("torn.py --rounds 2", [": 0 wrong; from the last piece to the error "]),
+    "names": ("names.py --every 9", [" 0 failures"]),
+    "52 kills": ("kills.py --kills 52 --seed 1", KILLS),
+    "jobs killed here": ("job_kills.py --every 120 --rounds 0 --seed 1 local", [": 0 failed"]),
+    "jobs killed at S3": ("job_kills.py --every 23 --rounds 0 --seed 1 s3/.*/syr", [": 0 failed"]),
+    "jobs with one cache": ("cache_jobs.py --rounds 6 --first 11", ["6 rounds"]),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=REMOTE.get(name, SLOW)) for name in SEARCHES])
 @pytest.mark.slow
-def test_a_search_finds_nothing(arguments, said):
-    command = [sys.executable, FUZZ / arguments[0], *arguments[1:]]
+def test_a_search_finds_nothing(name):
+    (script, *arguments), said = SEARCHES[name][0].split(), SEARCHES[name][1]
+    command = [sys.executable, FUZZ / script, *arguments, *(NAMES if name == "names" else ())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in said:

@@ -120,10 +120,7 @@ def test_mds(tmp_path):
             except (ConfigError, CorruptFileError):
                 continue
             read_all(source, 1000)
-
-
-def test_mds_of_more_than_64_bits(tmp_path):
-    """2^32 x 2^32 are 2^64 items, of which an int64 sees none."""
+    # 2^32 x 2^32 are 2^64 items, of which an int64 sees none.
     with dataload.open(mds(tmp_path / "x", "ndarray:uint8", [mds_shape((1 << 32, 1 << 32))] * 2)) as source:
         for read in (lambda: source[0], lambda: source.read([0, 1]), lambda: source.read_batch([0, 1])):
             with pytest.raises(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import http.server
 import random
 import re
 import threading
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from object_server import LoopbackServer
+from object_server import LoopbackServer, QuietHandler
 
 _CHUNK = 1 << 18
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding"}
@@ -173,11 +172,9 @@ class FaultProxy(LoopbackServer):
             counter[name] += number
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     """Serves one connection, over one connection to the store."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     server: FaultProxy
 
     def setup(self) -> None:
@@ -282,6 +279,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(2)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import re
 import threading
 from collections.abc import Callable, Mapping
 
-from object_server import LoopbackServer
+from object_server import LoopbackServer, QuietHandler
 
 BLOCK = bytes(1 << 20)
 
@@ -28,10 +27,9 @@ class HostileServer(LoopbackServer):
         super().__init__(Handler)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answers one request of a connection."""
 
-    protocol_version = "HTTP/1.1"
     server: HostileServer
 
     def _serve(self) -> None:
@@ -69,6 +67,3 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Return the range of an object of `size` bytes that the request asks for."""
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         return (int(wanted[1]), int(wanted[2]) + 1) if wanted else (0, size)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
 import json
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from object_server import LoopbackServer, QuietHandler
 
 
 @dataclass
@@ -31,12 +31,8 @@ class Hub:
         return sum(part in path for _, path in self.requests)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     hub: Hub
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -127,18 +123,7 @@ class _Files(_Handler):
 @contextlib.contextmanager
 def serving(hub: Hub) -> Generator[Hub]:
     """Serve a data set until the end of the block, and set the endpoint of `hub`."""
-    servers = [
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), type(kind.__name__, (kind,), {"hub": hub}))
-        for kind in (_Names, _Files)
-    ]
-    hub.endpoint, hub.files = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True) for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
+    kinds = (type(kind.__name__, (kind,), {"hub": hub}) for kind in (_Names, _Files))
+    with LoopbackServer(next(kinds)) as names, LoopbackServer(next(kinds)) as files:
+        hub.endpoint, hub.files = names.endpoint, files.endpoint
         yield hub
-    finally:
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            server.server_close()
-            thread.join()

@@ -360,9 +360,17 @@ class FileServer(LoopbackServer):
         return data, f'"{hashlib.md5(data).hexdigest()}"'
 
 
-class FileHandler(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Keeps connections, and prints nothing."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class FileHandler(QuietHandler):
     server: FileServer
 
     def do_GET(self) -> None:
@@ -401,6 +409,3 @@ class FileHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""

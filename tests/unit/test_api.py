@@ -27,14 +27,11 @@ def shards(tmp_path):
     return tmp_path
 
 
-def test_brace_ranges(shards):
+def test_shards_are_opened_by_ranges_patterns_and_directories(shards):
     assert values(dataload.open(f"{shards}/train-{{002..004}}.syr")) == [4, 5, 6, 7, 8, 9]
     assert values(dataload.open(f"{shards}/train-{{011..010}}.syr")) == [22, 23, 20, 21]
     assert values(dataload.open(f"{shards}/train-{{000,007}}.syr")) == [0, 1, 14, 15]
     assert len(dataload.open(f"{shards}/{{train}}-{{000..011}}.syr".replace("{train}", "train"))) == 24
-
-
-def test_globs_and_directories_are_taken_by_name(shards):
     (shards / ".train-999.syr").write_bytes(b"hidden: somebody's temporary")
     (shards / "notes.txt").write_text("not a shard")
     assert values(dataload.open(f"{shards}/train-00*.syr")) == list(range(20))

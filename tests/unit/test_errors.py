@@ -87,13 +87,10 @@ def test_a_cause_that_cannot_travel_is_left_behind_with_its_text(cause):
     assert twin.traceback_text == "Traceback: the text"
 
 
-def test_causes_in_a_circle_travel_some_of_the_way():
+def test_causes_in_a_circle_and_attributes_that_cannot_travel():
     first, second = CorruptFileError("one"), CorruptFileError("two")
     first.__cause__, second.__cause__ = second, first
     assert str(travel(first).__cause__) == "two"
-
-
-def test_an_attribute_that_cannot_travel_arrives_as_its_repr():
     twin = travel(ConfigError("wrong", key="collate", value=Demanding))
     assert twin.value is Demanding
     lock = threading.Lock()

@@ -48,9 +48,6 @@ def test_random_numbers_belong_to_seed_epoch_and_index():
     assert SampleContext(1, 2, 0).generator.integers(2**63) == draws[0, 2, 1]
     context = SampleContext(0, 0, 0)
     assert context.generator is context.generator
-
-
-def test_a_generator_is_numpys_of_the_same_key_also_when_pickled():
     ours = SampleContext(1, 2, 3).generator
     theirs = np.random.Generator(np.random.Philox(key=derive_key(3, "transform", 2, 1, words=2)))
     copied = pickle.loads(pickle.dumps(ours))

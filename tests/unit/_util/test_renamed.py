@@ -25,7 +25,7 @@ def test_batches_were_an_argument_of_their_own():
         Loader(RangeSource(6), batch_sampler=BATCHES, sampler=Sequential(6))
 
 
-def test_a_config_of_0_2_builds_a_loader():
+def test_old_names_in_a_config_and_of_the_number_of_workers():
     config = {"source": {"path": "range:6"}, "loader": {"batch_size": 2, "start_method": "spawn"}}
     with pytest.warns(DeprecationWarning, match="start_method of Loader"), from_config(config) as loader:
         assert len(list(loader)) == 3
@@ -33,9 +33,6 @@ def test_a_config_of_0_2_builds_a_loader():
     config = {"sampler": iterators, "loader": {"batch_size": 1, "start_method": "spawn"}}
     with pytest.warns(DeprecationWarning, match="start_method of MultiStreamLoader"):
         from_config(config).close()
-
-
-def test_other_names_for_the_number_of_workers():
     with (
         pytest.warns(DeprecationWarning, match=r"^max_workers of MultiStreamLoader is .* num_workers=$"),
         MultiStreamLoader(range, [3, 4], batch_size=2, max_workers=2) as loader,

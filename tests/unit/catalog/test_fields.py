@@ -7,7 +7,7 @@ from dataload.errors import ConfigError
 from dataload.types import FieldSpec
 
 
-def test_the_first_name_that_is_not_known_is_told():
+def test_fields_are_chosen_in_order_and_unknown_ones_are_told():
     require_known(["a", "b"], ["b", "a", "c"])
     require_known([], [])
     with pytest.raises(ConfigError, match=r"^there is no field 'lable': did you mean 'label'\?") as caught:
@@ -17,9 +17,6 @@ def test_the_first_name_that_is_not_known_is_told():
         with pytest.raises(ConfigError, match=text) as caught:
             require_known(["y"], ["x"], owner, key="offsets")
         assert caught.value.key == "offsets"
-
-
-def test_chosen_fields_are_in_the_order_of_the_choice():
     assert [*select_fields({"a": 1, "b": 2, "c": 3}, ["c", "a"]).items()] == [("c", 3), ("a", 1)]
     with pytest.raises(ConfigError, match="records are int, not fields: choose a codec to read fields a, b"):
         select_fields(3, ["a", "b"])

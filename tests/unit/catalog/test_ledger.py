@@ -219,13 +219,18 @@ def test_lines_are_gathered_in_segments(folder, monkeypatch, options, most, coun
     assert not folder.storage.exists(folder.url)
 
 
-def test_a_segment_does_not_wait_for_the_next_shard(folder, monkeypatch):
+def impatient(folder, monkeypatch, name):
+    """Begin a log that waits for no second shard; the event is set once its method of this name has run."""
     monkeypatch.setattr(ledger, "_SECONDS", 0.0)
-    sealed = threading.Event()
-    log = folder.log()
+    ran, log = threading.Event(), folder.log()
     log.begin(JOB, {}, anew=True)
-    seal = log._seal
-    monkeypatch.setattr(log, "_seal", lambda: (seal(), sealed.set()))
+    real = getattr(log, name)
+    monkeypatch.setattr(log, name, lambda: (real(), ran.set()))
+    return log, ran
+
+
+def test_a_segment_does_not_wait_for_the_next_shard(folder, monkeypatch):
+    log, sealed = impatient(folder, monkeypatch, "_seal")
     log.note(FACTS[0])
     assert sealed.wait(30)
     assert [name for name, _ in folder.log().load(JOB).shards] == ["a-0"]
@@ -252,12 +257,7 @@ def test_who_resumes_in_a_store_keeps_segments_and_the_other_stops(folder):
 
 
 def test_an_error_of_the_timer_is_raised_by_the_next_note(folder, monkeypatch):
-    monkeypatch.setattr(ledger, "_SECONDS", 0.0)
-    failed = threading.Event()
-    log = folder.log()
-    log.begin(JOB, {}, anew=True)
-    late = log._seal_late
-    monkeypatch.setattr(log, "_seal_late", lambda: (late(), failed.set()))
+    log, failed = impatient(folder, monkeypatch, "_seal_late")
     folder.log().begin(JOB, {}, anew=False)  # takes over
     log.note(FACTS[0])
     assert failed.wait(30)

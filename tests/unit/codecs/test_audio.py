@@ -93,7 +93,7 @@ def test_what_is_not_decoded(data, error, message):
         decode_audio(data)
 
 
-def test_limits_and_headers():
+def test_limits_headers_and_a_missing_package(monkeypatch):
     limited = for_extension(DECODERS["audio"], "wav", 23_999)
     with pytest.raises(CorruptFileError, match="audio of 3,000 frames in 2 channels takes 24,000 bytes of memory"):
         limited.decode(encoded("WAV"))
@@ -103,9 +103,6 @@ def test_limits_and_headers():
     piped = bytearray(encoded("WAV"))
     piped[4:8] = piped[piped.index(b"data") + 4 :][:4] = b"\xff" * 4
     np.testing.assert_array_equal(decode_audio(piped), decode_audio(encoded("WAV")))
-
-
-def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(
         MissingDependencyError, match=r"decoding audio needs soundfile: pip install 'dataload\[audio\]'"

@@ -102,7 +102,7 @@ def test_images_that_claim_a_large_canvas_or_large_tiles_are_not_opened(monkeypa
         decode_image(b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk)
 
 
-def test_json():
+def test_json_and_lists_of_msgpack():
     data = b"[" + b"[]," * 10_000 + b"1]"
     with pytest.raises(CorruptFileError, match=r"JSON of 30,003 bytes " + TOO_LARGE.format(900_000)):
         for_extension(DECODERS["json"], "json", 900_000).decode(data)
@@ -111,9 +111,6 @@ def test_json():
     DECODERS["json"].decode(data)
     assert tracemalloc.get_traced_memory()[1] < 32 * len(data)
     tracemalloc.stop()
-
-
-def test_lists_of_msgpack():
     record = {"x": list(range(300_000)), "y": [[i] for i in range(1_000)]}
     assert msgpack_codec.decode(msgpack.packb(record)) == record
     assert msgpack_codec.decode(msgpack.packb(record), 10_000_000) == record

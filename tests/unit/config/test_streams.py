@@ -48,16 +48,13 @@ def test_every_way_to_say_where_sequences_end(data, way):
         assert [batch["x"].shape for batch in loader] == [(2, 2, 1)] * 4
 
 
-def test_keys_of_a_tar_can_say_it(tmp_path):
+def test_keys_of_a_tar_or_the_source_can_say_it(tmp_path):
     with dataload.create(tmp_path / "a.tar") as writer:
         for key in ("b/1", "b/2", "a/1", "a/2", "a/3"):
             writer.write({"__key__": key, "txt": b"x"})
     for key in (True, "^."):
         with from_config(config(tmp_path, key=key) | {"source": {"path": str(tmp_path / "a.tar")}}) as loader:
             assert loader.batch_sampler.sequence_lengths.tolist() == [2, 3]
-
-
-def test_a_source_may_know_its_sequences(tmp_path):
     np.save(tmp_path / "tokens.npy", np.array([1, 2, 3, 0, 4, 5, 6, 7, 8, 0], np.uint16))
     settings = config(tmp_path) | {
         "source": {"path": str(tmp_path / "tokens.npy"), "options": {"window": 3, "end_token": 0, "ends": "drop"}}

@@ -179,20 +179,10 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        *(
-            (text, ".*")
-            for text in [
-                "",
-                "[]",
-                "{}",
-                "null",
-                '{"version": 2}',
-                '{"version": 1, "finished": 3, "shards": []}',
-                '{"version": 1, "finished": {}, "shards": [], "foreign": 1}',
-                '{"version": 1, "finished": {}, "shards": [["a", 0, Infinity]]}',
-                "[" * 100_000,
-            ]
-        ),
+        *((text, ".*") for text in ("", "[]", "{}", "null", "[" * 100_000, '{"version": 2}')),
+        ('{"version": 1, "finished": 3, "shards": []}', ".*"),
+        ('{"version": 1, "finished": {}, "shards": [], "foreign": 1}', ".*"),
+        ('{"version": 1, "finished": {}, "shards": [["a", 0, Infinity]]}', ".*"),
         ({"options": []}, "its options are not a table"),
         ({"parts": -1}, "parts is -1"),
         ({"part": "1"}, "part is '1'"),

@@ -214,14 +214,11 @@ def test_processes_whose_rows_overlap(layout, monkeypatch):
         row_blocks(Layout(layout))
 
 
-def test_a_process_without_a_device(monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 2)
-    with pytest.raises(ConfigError, match="process 2 has no device of the sharding, so it needs no data: do not build"):
-        distributed_place(Layout("0a 1b"))
-
-
-def test_by_default_each_process_is_a_rank(monkeypatch):
+def test_ranks_of_processes_by_default_and_without_a_device(monkeypatch):
     assert distributed_place() == {"rank": 0, "world_size": 1}
     monkeypatch.setattr(jax, "process_index", lambda: 2)
     monkeypatch.setattr(jax, "process_count", lambda: 5)
     assert distributed_place() == {"rank": 2, "world_size": 5}
+    monkeypatch.setattr(jax, "process_index", lambda: 2)
+    with pytest.raises(ConfigError, match="process 2 has no device of the sharding, so it needs no data: do not build"):
+        distributed_place(Layout("0a 1b"))

@@ -36,12 +36,18 @@ def batches(loader, steps):
     return [loader.batch(0, step)["index"].tolist() for step in steps]
 
 
-def test_a_line_has_a_change(tmp_path):
-    log = tmp_path / "blend.jsonl"
+def begun(log):
+    """A loader that has served a batch and changed its weights, and its batches."""
     loader = mixed(changes=log)
     iterator = iter(loader)
     next(iterator)
     loader.change_weights(row(1, 2, 1))
+    return loader, iterator
+
+
+def test_a_line_has_a_change(tmp_path):
+    log = tmp_path / "blend.jsonl"
+    loader, iterator = begun(log)
     next(iterator)
     loader.change_weights(row(1, 0, 1), at=5)
     start, first, second = lines(log)
@@ -91,10 +97,7 @@ def test_the_order_of_all_steps_is_known_from_the_log_after_any_kills(tmp_path_f
 
 def test_a_torn_last_line_is_not_a_change_and_the_next_one_is_whole(tmp_path):
     log = tmp_path / "blend.jsonl"
-    loader = mixed(changes=log)
-    iterator = iter(loader)
-    next(iterator)
-    loader.change_weights(row(1, 2, 1))
+    loader, _batches = begun(log)
     state = loader.state_dict()
     loader.change_weights(row(1, 9, 1), at=4)
     torn = log.read_bytes()[:-30]

@@ -135,7 +135,7 @@ class Losing(Workers):
         return made
 
 
-def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
+def test_lost_steps_of_a_job_are_told_from_the_others():
     workers = Losing(2)
     found = deliver(workers, pace=paced(4, 4e-6, 0))  # all four steps of an epoch are one job
     assert places(found, 2) == [(0, 0), (0, 1)]
@@ -143,9 +143,6 @@ def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
     for _ in range(2):
         with pytest.raises(WorkerLostError):
             next(found)
-
-
-def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
     found = deliver(Losing(1, always=True, last=True), pace=paced(4, 4e-6, 0))  # which a job says only at its end
     assert places(found, 1) == [(0, 0)]
     with pytest.raises(WorkerLostError) as caught:

@@ -91,18 +91,10 @@ class Columns(Source):
 KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
 
 
-def fetcher(
-    source, action="raise", *, exclude=None, fields=None, transform=None, collate=default_collate, batch_transform=None
-):
-    loader = BatchLoader(
-        source=source,
-        fields=fields,
-        transform=compose(transform),
-        collate=collate,
-        batch_transform=batch_transform,
-        seed=0,
-        policy=ErrorPolicy(action, read_excluded(exclude, source)),
-    )
+def fetcher(source, action="raise", *, exclude=None, transform=None, **settings):
+    given = {"fields": None, "collate": default_collate, "batch_transform": None, "seed": 0, **settings}
+    policy = ErrorPolicy(action, read_excluded(exclude, source))
+    loader = BatchLoader(source=source, transform=compose(transform), policy=policy, **given)
     return lambda plan, epoch, trace=None: load_step(loader, plan, epoch, trace or StepTrace())
 
 
@@ -332,12 +324,7 @@ UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
         (MemorySource([{"a": 1}, {"a": 2}]), {"fields": ("c",)}, [0], UNKNOWN),
         (Plain(range(LENGTH)), SKIP, [1], f"{NO_FIELDS}12 others {LAST}"),
         ([], SKIP, [], "; the last: the source has no others"),
-        (
-            Plain([1]),
-            {**SKIP, "collate": count},
-            [1],
-            "in collate: ConfigError: a step has no rows, .* cannot be",
-        ),
+        (Plain([1]), {**SKIP, "collate": count}, [1], "in collate: ConfigError: a step has no rows, .* cannot be"),
         (Plain([1, 3]), REPLACE, [1, 3, 1], f"{ALL_BAD}; the last: read: .*record 3: damaged. Use a larger batch_size"),
         (Plain(), {**REPLACE, "exclude": [1, 3]}, [1, 3, 1], f"{ALL_BAD}, all of them by exclude="),
     ],
@@ -435,7 +422,7 @@ def test_an_ordinary_error_of_a_handler_is_a_failure_of_the_step():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_rows_of_one_record_do_not_share_memory():
+def test_substitutes_share_no_memory_and_have_random_numbers_of_their_own():
     fetch = fetcher(Plain([0]), "replace", collate=list)
     first, second, third = fetch(plan([0, 5, 5]), 0)
     for sample in (first, second, third):
@@ -443,8 +430,6 @@ def test_rows_of_one_record_do_not_share_memory():
         sample["x"] += 1
         assert sample["x"].tolist() == [6, 6]
 
-
-def test_a_substitute_has_the_random_numbers_of_its_own():
     def noise(sample, context):
         return {**sample, "noise": context.generator.random()}
 

@@ -142,14 +142,11 @@ def test_conversations_that_cannot_be_labelled(name, talk, message):
         Chat(make(name))({"messages": talk})
 
 
-def test_samples_without_the_fields_that_they_need():
+def test_samples_that_lack_fields_or_labels():
     with pytest.raises(ConfigError, match="there is no field 'messages': choose from talk"):
         Chat(make())({"talk": TALK})
     with pytest.raises(ConfigError, match="field 'tools' is text, and not JSON"):
         Chat(make("qwen2_5_training"))({"messages": TALK, "tools": "{"})
-
-
-def test_a_conversation_without_labels_is_an_error():
     nothing = "{% for message in messages %}{{ message['role'] }}{% generation %}{% endgeneration %}{% endfor %}"
     with pytest.raises(ConfigError, match="the labels of the conversation in field 'messages' are all -100"):
         Chat(make(), chat_template=nothing)({"messages": TALK})

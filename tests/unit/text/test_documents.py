@@ -147,15 +147,12 @@ def test_wrong_settings_of_gaps(settings, message):
         FillInTheMiddle(make(), **settings)
 
 
-def test_a_prefix_is_not_learnt_and_marked():
+def test_a_prefix_is_not_learnt_whether_given_or_cut_at_a_random_token():
     transform = PrefixLM(make(), prefix="prompt")
     sample = transform({"prompt": "Where is the sun? ", "text": "In the sky."}, SampleContext(0, 0, 0))
     assert text_of(transform, sample) == ("Where is the sun? ", "In the sky.</s>")
     assert (sample["prefix_mask"] == (sample["labels"] < 0)).all()
     assert sample["prefix_mask"].dtype == np.int8
-
-
-def test_a_text_is_cut_at_a_random_token():
     transform = PrefixLM(make())
     cuts = set()
     for index in range(60):

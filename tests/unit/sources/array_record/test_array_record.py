@@ -175,7 +175,10 @@ def test_the_original_reads_what_is_written(new, options):
     reader.close()
 
 
-def test_records_that_are_not_bytes(new):
+def test_what_the_writer_refuses(new, tmp_path):
+    with pytest.raises(ConfigError, match=r"options 'group_size:1,fast': Unknown option fast, valid options: .*zstd"):
+        ArrayRecordWriter(new, options="group_size:1,fast")
+    assert os.listdir(tmp_path) == []
     text = type("Text", (), {"name": "text", "decode": len, "encode": lambda self, record: str(record)})
     writer = ArrayRecordWriter(new, codec=text())
     with pytest.raises(ConfigError, match="codec text encoded a record as str, not bytes"):
@@ -186,12 +189,6 @@ def test_records_that_are_not_bytes(new):
         with pytest.raises(ConfigError, match="stores bytes, got a record of type dict: choose a codec"):
             writer.write({"x": 1})
     assert list(ArrayRecordSource(new)) == [b"good"]
-
-
-def test_options_that_the_package_does_not_know(new, tmp_path):
-    with pytest.raises(ConfigError, match=r"options 'group_size:1,fast': Unknown option fast, valid options: .*zstd"):
-        ArrayRecordWriter(new, options="group_size:1,fast")
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_package_that_fails_to_write(new, tmp_path, monkeypatch):

@@ -182,31 +182,22 @@ def _ustar(prefix: bytes, name: bytes, size: int, kind: bytes) -> bytes:
     return block[:148] + b"%06o\0 " % checksum + block[156:]
 
 
-def scan(
-    read: Callable[[int, int], bytes],
-    size: int,
-    path: str,
-    *,
-    on_damage: OnDamage = "error",
-) -> Iterator[Member]:
+def scan(read: Callable[[int, int], bytes], size: int, path: str, *, on_damage: OnDamage = "error") -> Iterator[Member]:
     """Yield the regular files of an archive of `size` bytes; ``read(offset, length)`` gives fewer bytes at its end.
 
     With `on_damage` ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning. An archive
     that no blocks of zeros end is allowed, with a warning: this is the only sign that it was cut off between members.
     """
-    scanner = _Scanner(_Window(read), size, path)
-    while True:
-        try:
-            member = scanner.next()
-        except CorruptFileError as error:
-            if on_damage == "error" or not scanner.members:
-                raise
-            message = f"{error}; reading ends here, after {scanner.members} members (on_damage='stop')"
-            warnings.warn(message, stacklevel=2)
-            return
-        if member is None:
-            break
-        yield member
+    scanner, members = _Scanner(_Window(read), size, path), 0
+    try:
+        for member in scanner.members():
+            members += 1
+            yield member
+    except CorruptFileError as error:
+        if on_damage == "error" or not members:
+            raise
+        warnings.warn(f"{error}; reading ends here, after {members} members (on_damage='stop')", stacklevel=2)
+        return
     if not scanner.ended:
         warnings.warn(f"{path} ends without blocks of zeros: it may have been cut off", stacklevel=2)
 
@@ -239,7 +230,6 @@ class _Scanner:
     """Moves from header to header, and applies extended headers to the members after them."""
 
     def __init__(self, window: _Window, size: int, path: str) -> None:
-        self.members = 0
         self.ended = False  # with blocks of zeros
         self._window = window
         self._size = size
@@ -248,10 +238,9 @@ class _Scanner:
         self._for_all: dict[bytes, bytes] = {}
         self._for_next: dict[bytes, bytes] = {}
 
-    def next(self) -> Member | None:
-        """Return the next regular file, or None at the end of the archive."""
-        if self._position == 0:
-            self._check_start()
+    def members(self) -> Iterator[Member]:
+        """Yield the regular files up to the end of the archive."""
+        self._check_start()
         while self._position < self._size:
             start = self._position
             block = self._window.bytes(start, BLOCK)
@@ -268,11 +257,9 @@ class _Scanner:
                 raise self._damage(f"the archive is cut off in a header: only {len(block)} bytes of it are left", start)
             member = self._step(parse_header(block, self._path, start), start)
             if member is not None:
-                self.members += 1
-                return member
+                yield member
         if self._for_next:
             raise self._damage("the archive ends after an extended header, without its member", self._position)
-        return None
 
     def _check_start(self) -> None:
         head = self._window.bytes(0, BLOCK)

@@ -109,12 +109,21 @@ def find_damage(block: BytesArray, starts: Int64Array, lengths: Int64Array) -> t
     return None
 
 
-def parse_numbers(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array | None:
-    """Decode the varints with these first and last bytes, (n,) int64; None if one has more than 63 bits."""
+class UnlikeError(Exception):
+    """A chunk has another layout than is read here. The package array_record may read it, or say what is wrong."""
+
+
+def check(*holds: Any) -> None:
+    """Raise an UnlikeError unless all of these arrays are true everywhere."""
+    if not all(map(np.all, holds)):
+        raise UnlikeError
+
+
+def parse_numbers(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array:
+    """Decode the varints with these first and last bytes, (n,) int64; an UnlikeError if one has more than 63 bits."""
     lengths = lasts - starts + 1
     longest = int(lengths.max(initial=0))
-    if longest > MOST_VARINT_BYTES:
-        return None
+    check(longest <= MOST_VARINT_BYTES)
     values = (data[starts] & 0x7F).astype(np.int64)
     for byte in range(1, longest):
         longer = np.flatnonzero(lengths > byte)
@@ -131,10 +140,6 @@ MOST_EXPANSION_BITS = 16
 
 _BYTES_IN_THREADS = 1 << 22  # decompressed; fewer take as long as threads to start
 _LARGE_FRAME = 96 << 10  # bytes; starting a stream takes 7 us
-
-
-class UnlikeError(Exception):
-    """A chunk has another layout than is read here. The package array_record may read it, or say what is wrong."""
 
 
 class Decompressor:
@@ -154,7 +159,7 @@ class Decompressor:
         """Return the records of chunks that have one each, of `sizes` bytes, (n,) int64."""
         first = _numbers_at(block, starts + CHUNK_HEADER_BYTES + 1)
         found, frames = _numbers_at(block, _end(*first, stops))
-        _check(found == sizes, frames <= stops)
+        check(found == sizes, frames <= stops)
         out = pooled_empty((int(sizes.sum()),), np.uint8)
         self._expand(_cut(out, sizes), block, frames, stops)
         return BytesColumn.packed(out, np.cumsum(sizes))
@@ -166,20 +171,20 @@ class Decompressor:
         first = _numbers_at(block, starts + CHUNK_HEADER_BYTES + 1)
         middle = _end(*first, stops)
         found, frames = _numbers_at(block, middle)
-        _check(found == sizes, frames <= stops)
+        check(found == sizes, frames <= stops)
         expanded, heads = _numbers_at(block, first[1])
-        _check(heads <= middle, expanded // MOST_VARINT_BYTES <= counts)
+        check(heads <= middle, expanded // MOST_VARINT_BYTES <= counts)
         numbers = np.empty(int(expanded.sum()), np.uint8)
         records = [np.empty(size, np.uint8) for size in sizes.tolist()]  # they are kept one by one
         self._expand(_cut(numbers, expanded), block, heads, middle)
         self._expand([each.data for each in records], block, frames, stops)
         lasts, ends = np.flatnonzero(numbers < 0x80), np.cumsum(counts)
-        _check(len(lasts) == ends[-1])
-        _check(lasts[ends - 1] + 1 == np.cumsum(expanded))
-        lengths = _numbers(numbers, np.concatenate(([0], lasts[:-1] + 1)), lasts)
-        _check(lengths <= np.repeat(sizes, counts))
+        check(len(lasts) == ends[-1])
+        check(lasts[ends - 1] + 1 == np.cumsum(expanded))
+        lengths = parse_numbers(numbers, np.concatenate(([0], lasts[:-1] + 1)), lasts)
+        check(lengths <= np.repeat(sizes, counts))
         edges = np.concatenate(([0], np.cumsum(lengths)))
-        _check(edges[ends] == np.cumsum(sizes))
+        check(edges[ends] == np.cumsum(sizes))
         spans = zip((ends - counts).tolist(), ends.tolist(), records, strict=True)
         return [(data, edges[begin : end + 1] - edges[begin]) for begin, end, data in spans]
 
@@ -239,31 +244,19 @@ def _cut(block: BytesArray, lengths: Int64Array) -> list[memoryview]:
     return [data[start:end] for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
 
-def _check(*holds: Any) -> None:
-    if not all(map(np.all, holds)):
-        raise UnlikeError
-
-
 def _end(lengths: Int64Array, starts: Int64Array, stops: Int64Array) -> Int64Array:
     """Return the ends of what has these lengths, if they are in the chunks."""
-    _check(lengths < stops - starts)
+    check(lengths < stops - starts)
     return starts + lengths
-
-
-def _numbers(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array:
-    found = parse_numbers(data, starts, lasts)
-    if found is None:
-        raise UnlikeError
-    return found
 
 
 def _numbers_at(data: BytesArray, starts: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the varints at positions, (n,) int64, and the positions after them."""
     lasts = starts.copy()
     for _ in range(MOST_VARINT_BYTES):
-        _check(lasts < len(data))
+        check(lasts < len(data))
         longer = data[lasts] > 0x7F
         if not longer.any():
             break
         lasts += longer
-    return _numbers(data, starts, lasts), lasts + 1
+    return parse_numbers(data, starts, lasts), lasts + 1

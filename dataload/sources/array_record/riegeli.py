@@ -42,6 +42,7 @@ from dataload.sources.array_record.layout import (
     ZSTD,
     Decompressor,
     UnlikeError,
+    check,
     find_damage,
     parse_numbers,
 )
@@ -212,7 +213,8 @@ def parse_chunks(read: Read, size: int, decompressor: Decompressor) -> Chunks | 
     end = size - BLOCK_SIZE
     try:
         footer = _parse_postscript(read(end, BLOCK_SIZE))
-        return _parse_footer(read, end, footer, decompressor) if 0 < footer < end and _may_be_edges(footer) else None
+        check(0 < footer < end, _may_be_edges(footer))
+        return _parse_footer(read, end, footer, decompressor)
     except (CorruptFileError, UnlikeError, IndexError, struct.error):
         return None
 
@@ -225,13 +227,10 @@ def _parse_postscript(block: bytes) -> int:
     head = bytes((0, _COPIES, size, size, size))
     message = block[start + len(head) : start + len(head) + size]
     whole = head + _COPIES * message
-    if (data_size, kind, decoded) != (len(whole), _SIMPLE | _COPIES << 8, _COPIES * size):
-        raise CorruptFileError("another layout of the postscript")
-    if block[start : start + len(whole)] != whole:
-        raise CorruptFileError("the copies of the postscript differ")
+    check((data_size, kind, decoded) == (len(whole), _SIMPLE | _COPIES << 8, _COPIES * size))
+    check(block[start : start + len(whole)] == whole)
     numbers = _numbers(message, 0, size)
-    if numbers.get(2) != _MAGIC:
-        raise CorruptFileError("another magic number")
+    check(numbers.get(2) == _MAGIC)
     return numbers.get(1, 0)
 
 
@@ -241,19 +240,18 @@ def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
     return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
 
 
-def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -> Chunks | None:
+def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -> Chunks:
     """Parse the footer, a chunk that starts at `edge`; `end` is the start of the last block."""
     start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
     data_size, kind, decoded = _CHUNK_HEADER.unpack(_chunk(read, end, start, CHUNK_HEADER_BYTES))
     count = (kind >> 8) - 1
-    if kind & 0xFF != _SIMPLE or not 0 <= count <= edge // CHUNK_HEADER_BYTES or data_size >= end - start:
-        return None
+    check(kind & 0xFF == _SIMPLE, 0 <= count <= edge // CHUNK_HEADER_BYTES, data_size < end - start)
     footer = _chunk(read, end, start, CHUNK_HEADER_BYTES + data_size)
     compressed = footer[CHUNK_HEADER_BYTES] == ZSTD
     if compressed:
         chunk, whole = np.frombuffer(footer, np.uint8), (np.zeros(1, np.int64), np.array([len(footer)]))
-        if decoded > _MOST_BYTES_ABOUT + _MOST_ENTRY_BYTES * count or find_damage(chunk, *whole) is not None:
-            return None
+        check(decoded <= _MOST_BYTES_ABOUT + _MOST_ENTRY_BYTES * count)
+        check(find_damage(chunk, *whole) is None)
         ((messages, edges),) = decompressor.groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
         footer, messages, size, sizes = messages.tobytes(), 0, int(edges[1]), np.diff(edges)[1:]
     else:
@@ -262,24 +260,21 @@ def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -
         messages = start + bytes_of_sizes
         size, start = parse_varint(footer, start)
         # The sizes of all messages but the first take one byte.
-        if footer[0] or messages - start != count or len(footer) - messages != decoded:
-            return None
+        check(not footer[0], messages - start == count, len(footer) - messages == decoded)
         sizes = np.frombuffer(footer, np.uint8)[start:messages].astype(np.int64)
-    if size > min(decoded, _MOST_BYTES_ABOUT):
-        return None
+    check(size <= min(decoded, _MOST_BYTES_ABOUT))
     total = _count_records(footer, messages, messages + size, count)
-    entries = _parse_entries(np.frombuffer(footer, np.uint8)[messages + size :], sizes)
-    if entries is None or int(entries[2].sum()) != total:
-        return None
-    positions, record_bytes, records = entries
+    positions, record_bytes, records = _parse_entries(np.frombuffer(footer, np.uint8)[messages + size :], sizes)
+    check(int(records.sum()) == total)
     if not compressed:
         return _join(positions, record_bytes, records, edge)
     chunks = _join_compressed(positions, records, edge)
-    if chunks is None or not count:
+    if not count:
         return chunks
     spans = chunks.spans(np.zeros(1, np.int64))  # all should be of the kind of the first
     head = np.frombuffer(_chunk(read, end, int(spans.starts[0]), HEAD_BYTES), np.uint8)
-    return None if spans.differ(head.reshape(1, HEAD_BYTES)) else chunks
+    check(not spans.differ(head.reshape(1, HEAD_BYTES)))
+    return chunks
 
 
 def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
@@ -299,56 +294,45 @@ def _count_records(footer: bytes, start: int, stop: int, count: int) -> int | No
     return None
 
 
-def _parse_entries(messages: BytesArray, sizes: Int64Array) -> Int64Array | None:
+def _parse_entries(messages: BytesArray, sizes: Int64Array) -> Int64Array:
     """Return position, bytes and number of records of each chunk, (3, chunks) int64; messages have `sizes` bytes."""
     edges = np.concatenate(([0], np.cumsum(sizes)))
-    if edges[-1] != len(messages):
-        return None
+    check(edges[-1] == len(messages))
     entries = np.empty((3, len(sizes)), np.int64)
     for row in range(0, len(sizes), _ENTRIES_AT_ONCE):
         rows = slice(row, min(row + _ENTRIES_AT_ONCE, len(sizes)))
         block = messages[edges[rows.start] : edges[rows.stop]]
         # Tags and values are varints; the last byte of each has its highest bit clear.
         ends = np.flatnonzero(block < 0x80)
-        if len(ends) != _NUMBERS * (rows.stop - rows.start):
-            return None
+        check(len(ends) == _NUMBERS * (rows.stop - rows.start))
         ends = ends.reshape(-1, _NUMBERS)
         starts = edges[rows] - edges[rows.start]
         tags = np.column_stack((starts, ends[:, 1] + 1, ends[:, 3] + 1))
-        if (ends[:, ::2] != tags).any() or (block[tags] != _ENTRY_TAGS).any():
-            return None
+        check(ends[:, ::2] == tags)
+        check(block[tags] == _ENTRY_TAGS)
         for column, values in enumerate(entries):
-            found = parse_numbers(block, ends[:, 2 * column] + 1, ends[:, 2 * column + 1])
-            if found is None:
-                return None
-            values[rows] = found
+            values[rows] = parse_numbers(block, ends[:, 2 * column] + 1, ends[:, 2 * column + 1])
     return entries
 
 
-def _join_compressed(positions: Int64Array, records: Int64Array, end: int) -> Chunks | None:
+def _join_compressed(positions: Int64Array, records: Int64Array, end: int) -> Chunks:
     """Return the compressed chunks at `positions` that have so many records, up to `end`."""
     edges = np.append(positions, end)
-    if int(positions.max(initial=0)) > end or int(records.min(initial=1)) < 1 or not _may_be_edges(positions).all():
-        return None
+    check(positions <= end, records >= 1, _may_be_edges(positions))
     lengths = np.diff(_without_headers(edges))
-    if (lengths < HEAD_BYTES).any() or (records >> MOST_EXPANSION_BITS > lengths).any():
-        return None
+    check(lengths >= HEAD_BYTES, records >> MOST_EXPANSION_BITS <= lengths)
     firsts = None if (records == 1).all() else np.concatenate(([0], np.cumsum(records)))
     return Chunks(edges, None, compressed=True, firsts=firsts)
 
 
-def _join(positions: Int64Array, sizes: Int64Array, records: Int64Array, end: int) -> Chunks | None:
+def _join(positions: Int64Array, sizes: Int64Array, records: Int64Array, end: int) -> Chunks:
     """Return the chunks at `positions` with records of `sizes` bytes if they are contiguous up to `end`."""
     if not len(positions):
         return Chunks(np.array([end], np.int64), None)
-    if (records != 1).any():
-        return None
-    if positions.max() > end or sizes.max() > end or not _may_be_edges(positions).all():
-        return None
+    check(records == 1, positions <= end, sizes <= end, _may_be_edges(positions))
     edges = np.append(positions, end)
     widths = 1 + np.searchsorted(_SIZE_STEPS, sizes, side="right")  # bytes of each size as a varint
-    if (np.diff(_without_headers(edges)) != sizes + widths + _BEFORE_SIZE).any():
-        return None
+    check(np.diff(_without_headers(edges)) == sizes + widths + _BEFORE_SIZE)
     ahead = _BEFORE_SIZE + int(widths[0])
     return Chunks(edges, (ahead + int(sizes[0]), ahead) if (sizes == sizes[0]).all() else None)
 

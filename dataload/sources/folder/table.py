@@ -107,19 +107,16 @@ def class_table(names: list[str], values: Int64Array, path: str, folders: Iterab
     inside = [number for number, name in enumerate(names) if name.startswith(within) and "/" in name[start:]]
     inside.sort(key=lambda number: names[number][start:].partition("/")[0])  # stable: in a split, too
     labels = [names[number][start:].partition("/")[0] for number in inside]
-    classes = sorted({*labels})
-    if not classes:
+    if not inside:
         has = f"{path} has {names[0]}{and_more(len(names))}, but" if names else f"{path} has"
         message = f"{has} no class folders of images or audio: pass labels='labels.csv', or pattern='{{key}}.*'"
         raise ConfigError(message, key="paths", value=path)
-    empty = sorted({*folders} - {*classes})
+    empty = sorted({*folders} - {*labels})
     if empty:
         message = f"the class folder {path}/{empty[0]}{and_more(len(empty))} contains no images or audio"
         raise SourceNotFoundError(f"{message}: remove it, or pass pattern=", path=f"{path}/{empty[0]}")
     table = media_table([names[number] for number in inside], values[inside], path)
-    codes = {name: code for code, name in enumerate(classes)}
-    column = np.fromiter((codes[label] for label in labels), np.int64, len(labels))
-    return replace(table, columns={LABEL: column}, classes=tuple(classes))
+    return with_classes(replace(table, columns={LABEL: labels}))
 
 
 def split_prefix(split: str | None, folders: Iterable[str], path: str, *, is_folder: bool) -> str:
@@ -265,8 +262,10 @@ def with_classes(table: FileTable) -> FileTable:
     labels = table.columns.get(LABEL)
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         return table
-    classes, codes = np.unique(np.array(labels, object), return_inverse=True)
-    return replace(table, columns={**table.columns, LABEL: codes.astype(np.int64)}, classes=tuple(classes.tolist()))
+    classes = sorted({*labels})
+    codes = {name: code for code, name in enumerate(classes)}
+    column = np.fromiter((codes[label] for label in labels), np.int64, len(labels))
+    return replace(table, columns={**table.columns, LABEL: column}, classes=tuple(classes))
 
 
 _FILE_COLUMNS = ("file", "filename", "file_name")

@@ -43,12 +43,9 @@ class KnownShards(NamedTuple):
 
 
 class ShardNumbers:
-    """Tables of many shards as one array, whose indices are places.
+    """Tables of many shards as one array, whose indices are places. Its numbers are multiplied by `scale`.
 
-    Args:
-        shards: Number of shards.
-        scale: By which numbers are multiplied.
-        is_place: Whether numbers are offsets or indices in the shard, so that items are places. Negative ones are not.
+    With `is_place`, they are offsets or indices in the shard, so that items are places. Negative ones are not.
     """
 
     def __init__(self, shards: int, scale: int = 1, *, is_place: bool = False) -> None:
@@ -87,9 +84,7 @@ class ShardNumbers:
 class ShardDirectory:
     """Readers of many shards each. Shards enter on first use; those that cannot be read together are read alone.
 
-    Attributes:
-        files: The files of all shards as one.
-        known: Facts about the shards before they are opened.
+    `files` are the files of all shards as one, `known` are facts about the shards before they are opened.
     """
 
     def __init__(self, shards: int) -> None:
@@ -126,11 +121,9 @@ class ShardDirectory:
     def split(
         self, indices: Int64Array, reader: Callable[[int], Any]
     ) -> Iterator[tuple[Array | None, Any, Int64Array]]:
-        """Yield readers of many shards with the rows that each reads, None for all, and their places.
+        """Yield readers of many shards with the rows of the request that each reads, None for all, and their places.
 
-        Args:
-            indices: (rows,) int64, indices of records.
-            reader: Returns the reader of a shard.
+        `reader` returns the reader of a shard.
         """
         even = self._length  # if all shards have as many records
         shards = np.searchsorted(self._ends, indices, side="right") if even is None else indices // even

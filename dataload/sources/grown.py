@@ -38,13 +38,10 @@ class FirstShards(SliceSource[Any]):
 
 
 def before_growth(source: Any, fingerprint: str, counts: Sequence[int], total: int) -> Source[Any] | None:
-    """Return any source as it was before shards were added; None if no shards can have been added.
+    """Return any source as it was before shards were added, by its fingerprint then; None if none can have been added.
 
-    Args:
-        source: The source.
-        fingerprint: Its fingerprint then. With `counts`, other sources may have been added to it, too.
-        counts: The number of shards that each of its sources of files had; none if that is unknown.
-        total: Number of shards of all; 0 if that is unknown.
+    `counts` are the numbers of shards that each of its sources of files had, `total` is of all; none and 0 if unknown.
+    With `counts`, other sources may have been added to it, too.
     """
     source = _without_wrapper(source)
     leaves = files_of(source)

@@ -63,7 +63,8 @@ class Options:
             value = getattr(self, each.name)
             if value is None or ("like_default" in each.metadata and value == each.metadata["like_default"]):
                 continue
-            if each.metadata.get("content", True) and not _is_default(value, each.default):
+            is_default = value is each.default or (isinstance(value, (str, bool, int)) and value == each.default)
+            if each.metadata.get("content", True) and not is_default:
                 chosen[each.name] = value
         return chosen
 
@@ -177,10 +178,6 @@ class CodecReadOptions(CachedOptions):
     def __post_init__(self) -> None:
         ReadOptions.__post_init__(self)
         object.__setattr__(self, "codec", resolve_codec(self.codec, self.max_record_bytes))
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(value, (str, bool, int)) and value == default)
 
 
 def describe_value(value: Any) -> str:

@@ -25,12 +25,7 @@ _ITERATION_BLOCK, _ITERATION_BYTES = 256, 1 << 26
 
 
 class Records(SaysInstead, ABC, Generic[T_co]):
-    """A sequence of records, from which `Source` makes others.
-
-    A backend implements `__len__` and `_read`, and `_read_columns` if it can build columns without collating records.
-    All reads may be called from several threads at once. Returned values belong to the caller: they stay valid after
-    later reads and after `close`, and writing to them changes no file.
-    """
+    """A sequence of records, from which `Source` makes others; see there."""
 
     _habits = "source"
 

@@ -295,7 +295,7 @@ class Gatherer:
             else:
                 kind = pa.large_list(items.type)
             return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends)], children=[items])
-        data = self._fixed(node, batch, rows, 1)
+        data = self._fixed(node, batch, rows)
         if types.is_dictionary(kind):
             return self._take_dictionary(node, valid, data, count, owner, claims, empty)
         return pa.Array.from_buffers(kind, count, [valid, data])
@@ -349,17 +349,16 @@ class Gatherer:
             pieces.append(self._take(child, batch[of], within, owner[of], claims, empty))
         return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
-    def _fixed(self, node: _Node, batch: Int64Array, rows: Int64Array, items: int) -> Any:
-        """Return a buffer of values of one width; of `items` consecutive ones for each row."""
-        pa = pa_module()
+    def _fixed(self, node: _Node, batch: Int64Array, rows: Int64Array) -> Any:
+        """Return a buffer of values of one width."""
         start = self._buffers[batch, node.buffer + 1, 0]
         if not node.width:
-            return pa.py_buffer(self._bits(start, rows))
-        return pa.py_buffer(self._file.gather(start + rows * (node.width * items), node.width * items))
+            return pa_module().py_buffer(np.packbits(self._bits(start, rows), bitorder="little"))
+        return pa_module().py_buffer(self._file.gather(start + rows * node.width, node.width))
 
     def _bits(self, start: Int64Array, rows: Int64Array) -> Array:
-        found = self._file.gather(start + rows // 8, 1).reshape(-1) >> (rows % 8).astype(np.uint8)
-        return np.packbits(found & 1, bitorder="little")
+        """Return bits, (rows,) uint8, of bitmaps that begin at these offsets."""
+        return self._file.gather(start + rows // 8, 1).reshape(-1) >> (rows % 8).astype(np.uint8) & 1
 
     def _valid(self, node: _Node, batch: Int64Array, rows: Int64Array) -> Any:
         """Return a buffer with a bit for each value, whether it is not null; None if none is null."""
@@ -367,9 +366,7 @@ class Gatherer:
         if not some.any():
             return None
         valid = np.ones(len(rows), np.uint8)
-        start = self._buffers[batch[some], node.buffer, 0]
-        bits = self._file.gather(start + rows[some] // 8, 1).reshape(-1) >> (rows[some] % 8).astype(np.uint8)
-        valid[some] = bits & 1
+        valid[some] = self._bits(self._buffers[batch[some], node.buffer, 0], rows[some])
         return pa_module().py_buffer(np.packbits(valid, bitorder="little"))
 
     def _spans(

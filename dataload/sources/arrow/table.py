@@ -171,7 +171,8 @@ class TableReader(ShardReader[Record]):
         """Return a column of a group as it is stored, as an array of pyarrow."""
         if name in self._bases:
             return self._raw(group, self._bases[name]).is_null()
-        return self._decode(group, name)
+        with self._opened(group, [name]) as decode:
+            return decode(name)
 
     def _bounds(self, group: int, name: str) -> tuple[Any, Any] | None:  # noqa: ARG002 - for files that know them
         """Return the least and greatest value of a column in a group; None if they are unknown."""
@@ -303,11 +304,6 @@ class TableReader(ShardReader[Record]):
             rows[:, start : start + dtype.itemsize].view(dtype)[:, 0] = column.array
             start, claimed = start + dtype.itemsize, claimed + int(column.sizes)
         return Column.of_numbers(rows, claimed), max(1, rows.nbytes)
-
-    def _decode(self, block: int, name: str) -> Any:
-        """Return a column of a block as an array of pyarrow."""
-        with self._opened(block, [name]) as decode:
-            return decode(name)
 
     @abstractmethod
     def _opened(self, block: int, names: Sequence[str]) -> AbstractContextManager[Callable[[str], Any]]:

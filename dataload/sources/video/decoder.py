@@ -20,15 +20,7 @@ from dataload.types import Array, BytesArray, Int64Array
 class Decoder:
     """Decodes a video that one thread at a time reads. Another one, of a GPU, would have the same two methods.
 
-    Args:
-        path: The video, for messages.
-        lease: The local file.
-        table: Its table.
-        options: How frames are given.
-
-    Attributes:
-        decoded: How many frames it has decoded.
-        next: The number of the frame that comes next, -1 before the first.
+    It has `decoded` so many frames. The frame `next` comes next, -1 before the first. `path` is for messages.
     """
 
     def __init__(self, path: str, lease: LeasedFile, table: VideoTable, options: VideoOptions) -> None:
@@ -201,19 +193,12 @@ class AudioTable:
 
     Sample k is the one at k / `rate` seconds. Samples are counted, and silence is between them only where the times
     of the file leave a gap.
-
-    Attributes:
-        times: (packets,) int64, in the order of the file, when each is presented, in the stream's unit.
-        starts: (packets,) int64, the first sample of each.
-        counts: (packets,) int64, how many it gives.
-        rate: Samples per second.
-        channels: Samples at a time.
     """
 
-    times: Int64Array
-    starts: Int64Array
-    counts: Int64Array
-    rate: int
+    times: Int64Array  # (packets,), in the order of the file, when each is presented, in the stream's unit
+    starts: Int64Array  # (packets,), the first sample of each
+    counts: Int64Array  # (packets,), how many it gives
+    rate: int  # samples per second
     channels: int
 
     def pack(self) -> CachedTable:
@@ -264,12 +249,7 @@ def to_samples(frame: Any) -> Array:
 
 
 class AudioDecoder:
-    """Decodes the sound of a video that one thread at a time reads.
-
-    Attributes:
-        next: The number of the packet that comes next.
-        decoded: How many samples it has decoded.
-    """
+    """Decodes the sound of a video that one thread at a time reads; `next` is a packet, `decoded` counts samples."""
 
     def __init__(self, path: str, lease: LeasedFile, table: AudioTable) -> None:
         self._path, self._lease, self._table = path, lease, table

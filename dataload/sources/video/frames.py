@@ -31,13 +31,9 @@ _MOST_PLANNED = 1 << 19  # frames, at 250 bytes each
 
 
 class DecodedFrames:
-    """The frames of a source as one process reads them, by several threads at once.
+    """The frames of a source as one process reads them, by several threads at once. At most `most` frames wait.
 
-    Args:
-        ends: (groups,) int64, cumulative number of records in the groups of pictures.
-        shape: Of a frame.
-        decode: Decodes records.
-        most: How many frames may wait.
+    `ends`, (groups,) int64, are the cumulative numbers of records in the groups of pictures; `shape` is of a frame.
     """
 
     def __init__(self, ends: Int64Array, shape: tuple[int, ...], decode: Decode, most: int) -> None:

@@ -26,34 +26,20 @@ _fraction = lru_cache(Fraction)  # thousands of files have one time base
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoTable:
-    """The frames of a video, in the order in which they are shown.
+    """The frames of a video, in the order in which they are shown; all times are in units of `time_base` seconds.
 
-    A group of pictures begins at a keyframe, from which a decoder can begin. All times are in units of `time_base`
-    seconds.
-
-    Attributes:
-        times: (frames,) int64, ascending, when each frame is shown.
-        starts: (groups,) int64, ascending, the number of the first frame of each group.
-        key_times: (groups,) int64, when the keyframe of each group is shown.
-        key_decoding_times: (groups,) int64, when it is decoded; `UNKNOWN` if the file does not say it.
-        time_base: Seconds of a unit.
-        height: Height of a frame as it is stored, in pixels.
-        width: Its width.
-        rotation: By how many quarter turns, counterclockwise, the first frame has to be turned; None if it was not
-            decoded to find out.
-        sample_rate: Samples of sound per second; 0 without sound.
-        channels: Samples of sound at a time.
+    A group of pictures begins at a keyframe, from which a decoder can begin.
     """
 
-    times: Int64Array
-    starts: Int64Array
-    key_times: Int64Array
-    key_decoding_times: Int64Array
+    times: Int64Array  # (frames,), ascending, when each frame is shown
+    starts: Int64Array  # (groups,), ascending, the number of the first frame of each group
+    key_times: Int64Array  # (groups,), when the keyframe of each group is shown
+    key_decoding_times: Int64Array  # (groups,), when it is decoded; `UNKNOWN` if the file does not say it
     time_base: Fraction
-    height: int
+    height: int  # of a frame as it is stored, in pixels
     width: int
-    rotation: int | None
-    sample_rate: int
+    rotation: int | None  # quarter turns, counterclockwise, to show the first frame; None if it was not decoded
+    sample_rate: int  # samples of sound per second; 0 without sound
     channels: int
 
     def seconds(self, numbers: Int64Array) -> Any:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.errors import DataloadError
 from dataload.storage import FileIdentity, Remote, absolute, base_name, is_url, join, parent, storage_of
@@ -193,6 +195,12 @@ def _drop_filters(place: Place) -> None:
     for number, total in enumerate(accumulate(each.bytes for each in kept)):
         if number and (number >= MOST_FILTERS or total > MOST_BYTES):
             remove_kept(kept[number])
+
+
+def require(*holds: Any) -> None:
+    """Raise a ValueError unless all of these hold, everywhere in arrays: loaded arrays are then not valid."""
+    if not all(map(np.all, holds)):
+        raise ValueError("not valid")
 
 
 def within(numbers: Array, stop: int) -> bool:

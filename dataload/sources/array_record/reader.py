@@ -10,7 +10,7 @@ import numpy as np
 
 from dataload._util.arrays import check_lengths, pooled_empty
 from dataload._util.caches import DecodedCache
-from dataload.catalog.arrays import IndexKey, remember
+from dataload.catalog.arrays import IndexKey, remember, require
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.array_record import ArrayRecordOptions
 from dataload.sources.array_record.layout import (
@@ -301,18 +301,15 @@ def _pack(chunks: Chunks | None) -> CachedTable | None:
     return CachedTable({"edges": chunks.edges, **more}, {"alike": chunks.alike, "compressed": chunks.compressed})
 
 
-def _unpack(found: CachedTable, size: int) -> Chunks | None:
-    """Return the chunks from the cache, or None if they are not inside the file. Each read compares their headers."""
+def _unpack(found: CachedTable, size: int) -> Chunks:
+    """Return the chunks from the cache, which are inside the file. Each read compares their headers."""
     edges, alike, compressed = found.arrays["edges"], found.extras["alike"], found.extras.get("compressed", False)
-    if edges.dtype != np.int64 or not len(edges) or int(edges[0]) < 0 or int(edges[-1]) > size:
-        return None
-    if bool((edges[1:] <= edges[:-1]).any()) or not (alike is None or _are_lengths(alike)):
-        return None
+    require(edges.dtype == np.int64, len(edges) > 0, type(compressed) is bool, alike is None or _are_lengths(alike))
+    require(edges[0] >= 0, edges[-1] <= size, edges[1:] > edges[:-1])
     firsts = found.arrays.get("firsts")
-    if firsts is not None and (firsts.dtype != np.int64 or firsts.shape != edges.shape or (np.diff(firsts) < 1).any()):
-        return None
-    if type(compressed) is not bool or (firsts is not None and (firsts[0] != 0 or not compressed)):
-        return None
+    if firsts is not None:
+        require(firsts.dtype == np.int64, firsts.shape == edges.shape, compressed)
+        require(firsts[0] == 0, np.diff(firsts) >= 1)
     return Chunks(edges, None if alike is None else (alike[0], alike[1]), compressed, firsts)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.arrays import check_lengths, check_size
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload.catalog.arrays import IndexKey, remember, within
+from dataload.catalog.arrays import IndexKey, remember, require, within
 from dataload.catalog.facts import select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import fills_of_samples, with_masks
@@ -128,23 +128,17 @@ def pack(lines: Lines) -> CachedTable | None:
     return CachedTable({"places": lines.places, "firsts": lines.firsts}, {"stop": lines.stop})
 
 
-def unpack(found: CachedTable, size: int) -> Lines | None:
-    """Return the lines that were packed; None if they are not lines of a text of `size` bytes."""
-    if "places" not in found.arrays:  # of an earlier version
-        return None
+def unpack(found: CachedTable, size: int) -> Lines:
+    """Return the lines that were packed, which must be lines of a text of `size` bytes."""
     lines = Lines(found.arrays["places"], found.arrays["firsts"].astype(np.int64), int(found.extras["stop"]))
     firsts = lines.firsts
-    fit = lines.stop == size and len(firsts) == (size >> _PART_BITS) + 2 and lines.places.dtype == np.uint16
-    if not fit or int(firsts[0]) or int(firsts[-1]) != len(lines) or not within(np.diff(firsts), 1 << _PART_BITS):
-        return None
+    require(lines.stop == size, len(firsts) == (size >> _PART_BITS) + 2, lines.places.dtype == np.uint16)
+    require(firsts[0] == 0, firsts[-1] == len(lines), within(np.diff(firsts), 1 << _PART_BITS))
     rise = lines.places[1:] > lines.places[:-1]
     rise[firsts[(firsts > 0) & (firsts < len(lines))] - 1] = True  # the first line of a part
     starts, lengths = lines.spans(np.array([0, len(lines) - 1]))
-    return (
-        lines
-        if rise.all() and int(starts[0]) >= 0 and int((starts + lengths)[-1]) <= size and lengths[-1] > 0
-        else None
-    )
+    require(rise, starts[0] >= 0, (starts + lengths)[-1] <= size, lengths[-1] > 0)
+    return lines
 
 
 _SAMPLED = 1000  # records that tell the types of fields with nulls

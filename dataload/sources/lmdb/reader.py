@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, cast
 import numpy as np
 
 from dataload._util.arrays import check_lengths
-from dataload.catalog.arrays import IndexKey, recall, store_cached, within
+from dataload.catalog.arrays import IndexKey, recall, require, store_cached, within
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, copy_records
@@ -56,13 +56,11 @@ class Values:
         return {"offsets": self.offsets, "lengths": lengths}
 
     @classmethod
-    def unpack(cls, arrays: Mapping[str, Array], count: int, least: int, size: int) -> Values | None:
-        """Return the table from the cache; None unless it has `count` values, all inside a file of `size` bytes."""
+    def unpack(cls, arrays: Mapping[str, Array], count: int, least: int, size: int) -> Values:
+        """Return the table from the cache, which must have `count` values, all inside a file of `size` bytes."""
         offsets, lengths = arrays["offsets"], arrays["lengths"]
-        if offsets.dtype != np.int64 or len(offsets) != count or len(lengths) not in (1, count):
-            return None
-        if lengths.dtype != np.uint32 or int(offsets.min()) < least or int((offsets + lengths).max()) > size:
-            return None
+        require(offsets.dtype == np.int64, lengths.dtype == np.uint32, len(offsets) == count)
+        require(len(lengths) in (1, count), offsets >= least, offsets + lengths <= size)
         return cls(offsets, int(lengths[0]) if len(lengths) == 1 else lengths)
 
 
@@ -110,18 +108,15 @@ class KeyedValues:
         return CachedTable(arrays, {"order": self.keys.order})
 
     @classmethod
-    def unpack(cls, found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> KeyedValues | None:
-        """Return the table from the cache, or None if it is not a valid one of the only tree."""
+    def unpack(cls, found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> KeyedValues:
+        """Return the table from the cache, which must be a valid one of the only tree."""
         count = trees[0].entries
         values = Values.unpack(found.arrays, count, 0, info.size)
         places, leaves, ends = found.arrays.get("places"), found.arrays["leaves"], found.arrays["ends"]
         order: Any = found.extras.get("order")
-        if values is None or order not in ("number", "bytes") or len(leaves) != len(ends):
-            return None
-        if places is not None and (len(places) != count or not within(places, count)):
-            return None
-        if not within(leaves, info.pages) or int(ends[-1]) != count or bool((ends[1:] < ends[:-1]).any()):
-            return None
+        require(order in ("number", "bytes"), len(leaves) == len(ends), within(leaves, info.pages))
+        require(places is None or (len(places) == count and within(places, count)))
+        require(ends[-1] == count, ends[1:] >= ends[:-1])
         return cls(values, Keys(order, places, leaves, ends))
 
 
@@ -154,7 +149,7 @@ def open_table(
     options: LMDBOptions | TorchRecordOptions,
     kind: str,
     choose: Callable[[RecordFile, FileInfo], tuple[Sequence[Tree], tuple[Any, ...]]],
-    unpack: Callable[[CachedTable, Sequence[Tree], FileInfo], T | None],
+    unpack: Callable[[CachedTable, Sequence[Tree], FileInfo], T],
     build: Callable[[RecordFile, FileInfo, Sequence[Tree]], T],
     pack: Callable[[T], CachedTable],
 ) -> tuple[Snapshot, T]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
+from dataload.catalog.arrays import require
 from dataload.catalog.facts import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
@@ -160,13 +161,11 @@ def _build(file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> _Parts:
     return _Parts(Values.of(np.concatenate(offsets), np.concatenate(lengths)), ends, widths)
 
 
-def _unpack(found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> _Parts | None:
-    """Return the table from the cache, or None if it does not fit these sub-databases."""
+def _unpack(found: CachedTable, trees: Sequence[Tree], info: FileInfo) -> _Parts:
+    """Return the table from the cache, which must fit these sub-databases."""
     ends = np.cumsum([tree.entries for tree in trees], dtype=np.int64)
     values = Values.unpack(found.arrays, int(ends[-1]), -1, info.size)
     widths: Any = found.extras.get("widths")
-    if values is None or not isinstance(widths, list) or len(widths) != len(trees):
-        return None
-    if not all(type(width) is int and 0 < width < 1 << 16 for width in widths):
-        return None
+    require(isinstance(widths, list), len(widths) == len(trees))
+    require(all(type(width) is int and 0 < width < 1 << 16 for width in widths))
     return _Parts(values, ends, tuple(widths))

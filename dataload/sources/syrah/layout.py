@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload.catalog.arrays import IndexKey, remember
+from dataload.catalog.arrays import IndexKey, remember, require
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah import SYRAH
 from dataload.storage import RecordFile, Remote
@@ -296,10 +296,9 @@ def load_columns(
         key = data, _, _ = file.read(offset, length), offset, size
         return last.recall(key) or last.keep(key, make(parse_metadata(data, offset, size, path)))
 
-    def unpack(found: CachedTable) -> list[Column] | None:
+    def unpack(found: CachedTable) -> list[Column]:
         columns = _unpack(found, length // _BYTES_PER_RECORD)
-        if columns is not None:
-            check_columns(columns, (offset, offset + length), size, path)
+        check_columns(columns, (offset, offset + length), size, path)
         return columns
 
     columns = remember(
@@ -332,20 +331,17 @@ def _describe(column: Column) -> list[Any] | None:
     return [column.name, column.dtype, column.is_bytes, int(offsets[0]), stride, int(sizes[0]), shape]
 
 
-def _unpack(found: CachedTable, most: int) -> list[Column] | None:
-    """Return the columns from the cache; None if they are not valid, or have more than `most` records."""
-    records, described = found.extras.get("records"), found.extras.get("columns")
-    if type(records) is not int or not 0 < records <= most or not isinstance(described, list):
-        return None
+def _unpack(found: CachedTable, most: int) -> list[Column]:
+    """Return the columns from the cache, which must be valid, with at most `most` records."""
+    records, described = found.extras["records"], found.extras["columns"]
+    require(type(records) is int, 0 < records <= most, isinstance(described, list), described != [])
     columns: list[Column] = []
     for name, dtype, is_bytes, start, stride, size, shape in cast("list[Any]", described):
         numbers = [start, stride, size, *(shape or [])]
-        if any(type(number) is not int or not 0 <= number < 1 << 48 for number in numbers):
-            return None
-        if not isinstance(name, str) or dtype not in ("str", *DTYPES) or start + stride * records >= 1 << 62:
-            return None
+        require(all(type(number) is int and 0 <= number < 1 << 48 for number in numbers), isinstance(name, str))
+        require(dtype in ("str", *DTYPES), start + stride * records < 1 << 62)
         offsets = np.arange(records) * stride
         offsets += start
         shapes = None if shape is None else Shapes(np.array([len(shape)]), np.array(shape, np.int64))
         columns.append(Column(name, dtype, offsets, np.full(records, size), shapes, is_bytes=bool(is_bytes)))
-    return columns or None
+    return columns

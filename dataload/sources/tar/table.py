@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
-from dataload.catalog.arrays import IndexKey, recall, store_cached, within
+from dataload.catalog.arrays import IndexKey, recall, require, store_cached, within
 from dataload.errors import CorruptFileError
 from dataload.sources.options import parse_recorded
 from dataload.sources.tar import OnDamage
@@ -125,36 +125,28 @@ def _pack(table: SampleTable) -> CachedTable:
     return CachedTable(kept, {"extensions": table.extensions})
 
 
-def _unpack(found: CachedTable) -> SampleTable | None:
-    """Return the table that was packed, or None if the arrays are not a valid table."""
-    arrays, names = found.arrays, found.extras.get("extensions")
-    if not isinstance(names, list) or not arrays.keys() >= {"codes", "blocks", "sizes"}:
-        return None
-    extensions = tuple(map(str, cast("list[Any]", names)))
+def _unpack(found: CachedTable) -> SampleTable:
+    """Return the table that was packed, which must be a valid one."""
+    arrays, names = found.arrays, found.extras["extensions"]
+    require(isinstance(names, list))
+    extensions = tuple(map(str, names))
     codes, blocks, sizes, ends = arrays["codes"], arrays["blocks"], arrays["sizes"], arrays.get("ends")
     # The sum of any offset and any size has to fit in int64.
-    if not (within(codes, len(extensions)) and within(blocks, 2**53) and within(sizes, 2**62)):
-        return None
+    require(within(codes, len(extensions)), within(blocks, 2**53), within(sizes, 2**62), codes.dtype.kind == "u")
     count = len(blocks)
     if ends is None:
         samples = count // max(1, len(codes))
-        fit = samples * len(codes) == count == len(sizes)
+        require(samples * len(codes) == count == len(sizes))
     else:
         samples = len(ends)
-        fit = _rise(ends, count) and count == len(codes) == len(sizes)
-    keys = _unpack_keys(found, samples) if "keys" in arrays else None
-    if not fit or codes.dtype.kind != "u" or (keys is None and "keys" in arrays):
-        return None
+        require(_rise(ends, count), count == len(codes) == len(sizes))
+    keys = _unpack_keys(arrays["keys"], arrays["key_ends"], samples) if "keys" in arrays else None
     return SampleTable(extensions, codes, ends, blocks, sizes, keys)
 
 
-def _unpack_keys(found: CachedTable, samples: int) -> Keys | None:
-    data, ends = found.arrays["keys"], found.arrays.get("key_ends")
-    if ends is None:
-        return None
+def _unpack_keys(data: Array, ends: Array, samples: int) -> Keys:
     one_length = len(ends) == 1 and int(ends[0]) * samples == len(data)
-    if not one_length and (len(ends) != samples or not _rise(ends, len(data), least=0)):
-        return None
+    require(one_length or (len(ends) == samples and _rise(ends, len(data), least=0)))
     return Keys(data.tobytes(), ends)
 
 

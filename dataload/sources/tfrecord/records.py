@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from dataload._util.arrays import check_lengths
-from dataload.catalog.arrays import IndexKey, remember
+from dataload.catalog.arrays import IndexKey, remember, require
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather
@@ -220,12 +220,12 @@ class _TFRecordFile(EncodedShard):
         return data
 
 
-def _unpack(found: CachedTable, size: int) -> Int64Array | None:
-    """Return the edges from the cache, or None if their records do not fill the file."""
+def _unpack(found: CachedTable, size: int) -> Int64Array:
+    """Return the edges from the cache, whose records must fill the file."""
     edges = found.arrays["edges"]
-    if edges.dtype != np.int64 or not len(edges) or int(edges[0]) != 0 or int(edges[-1]) != size:
-        return None
-    return edges if bool((edges[1:] >= edges[:-1] + FRAME_BYTES).all()) else None
+    require(edges.dtype == np.int64, len(edges) > 0)
+    require(edges[0] == 0, edges[-1] == size, edges[1:] >= edges[:-1] + FRAME_BYTES)
+    return edges
 
 
 class TFRecordWriter(Writer):

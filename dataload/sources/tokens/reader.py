@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
-from dataload.catalog.arrays import IndexKey, remember, within
+from dataload.catalog.arrays import IndexKey, remember, require, within
 from dataload.codecs.npz import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
@@ -211,16 +211,13 @@ class _TokenFile(ShardReader[Record]):
     def _find_ends(self, end_token: int, *, cache: bool) -> Int64Array:
         path = self._file.path
         options = (self._start, self._dtype.str, end_token)
-        key = (
-            IndexKey.of("tokens", (path,), options, remote=self._remote)
-            if cache and self._length >= _LEAST_CACHED
-            else None
-        )
+        is_kept = cache and self._length >= _LEAST_CACHED
+        key = IndexKey.of("tokens", (path,), options, remote=self._remote) if is_kept else None
 
-        def unpack(found: CachedTable) -> Int64Array | None:
+        def unpack(found: CachedTable) -> Int64Array:
             ends = found.arrays["ends"]
-            valid = ends.dtype == np.int64 and within(ends, self._length + 1) and not (ends[1:] <= ends[:-1]).any()
-            return ends if valid else None
+            require(ends.dtype == np.int64, within(ends, self._length + 1), ends[1:] > ends[:-1])
+            return ends
 
         return remember(
             key,

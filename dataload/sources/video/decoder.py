@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.catalog.arrays import require
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.video import VIDEO, VideoOptions
 from dataload.sources.video.table import UNKNOWN, VideoTable, opened_video, quarter_turns, video_errors
@@ -207,11 +208,12 @@ class AudioTable:
         return CachedTable(arrays, {"rate": self.rate, "channels": self.channels})
 
     @classmethod
-    def unpack(cls, found: CachedTable) -> "AudioTable | None":
-        """Return the table that was packed; None if it is not one."""
+    def unpack(cls, found: CachedTable) -> "AudioTable":
+        """Return the table that was packed, which must be one."""
         table = cls(**found.arrays, **found.extras)
-        fits = len(table.times) == len(table.starts) == len(table.counts) and table.rate > 0 < table.channels
-        return table if fits and (table.counts >= 0).all() else None
+        require(len(table.times) == len(table.starts) == len(table.counts), table.rate > 0 < table.channels)
+        require(table.counts >= 0)
+        return table
 
 
 def build_audio_table(path: str, file: str) -> AudioTable:

@@ -54,7 +54,7 @@ class VideoFile(ShardReader[Record]):
 
         def unpack(found: CachedTable) -> VideoTable | None:
             table = VideoTable.unpack(found)
-            return None if is_first and table is not None and table.rotation is None else table
+            return None if is_first and table.rotation is None else table
 
         limit = options.max_record_bytes
         self.table: VideoTable = self._remembered(VideoTable, (), unpack, build_table, limit, is_first)

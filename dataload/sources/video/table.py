@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.arrays import MAX_RECORD_BYTES, check_size
+from dataload.catalog.arrays import require
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.video import DEMUXERS, VIDEO
 from dataload.storage import absolute
@@ -53,15 +54,16 @@ class VideoTable:
         return CachedTable(arrays, numbers | {"time_base": [self.time_base.numerator, self.time_base.denominator]})
 
     @classmethod
-    def unpack(cls, found: CachedTable) -> "VideoTable | None":
-        """Return the table that was packed; None if it is not one."""
+    def unpack(cls, found: CachedTable) -> "VideoTable":
+        """Return the table that was packed, which must be one."""
         extras = dict(found.extras)
         time_base = _fraction(*map(int, extras.pop("time_base")))
         table = cls(**found.arrays, **extras, time_base=time_base)
-        fits = len(table.starts) == len(table.key_times) == len(table.key_decoding_times) > 0
-        rises = all((each[1:] > each[:-1]).all() for each in (table.times, table.starts))
-        inside = table.starts[0] == 0 and table.starts[-1] < len(table.times) and table.time_base.numerator > 0
-        return table if fits and rises and inside and min(table.height, table.width) > 0 else None
+        require(len(table.starts) == len(table.key_times) == len(table.key_decoding_times) > 0)
+        require(table.times[1:] > table.times[:-1], table.starts[1:] > table.starts[:-1])
+        require(table.starts[0] == 0, table.starts[-1] < len(table.times), table.time_base.numerator > 0)
+        require(min(table.height, table.width) > 0)
+        return table
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from refusals import refuses
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
 from dataload.sources.jsonl.reader import JsonlSource, find_lines, pack, unpack
-from dataload.storage.kept import CachedTable
+from dataload.storage.kept import INVALID, CachedTable
 
 
 @given(text=st.text("a\r\n", max_size=30), size=st.integers(1, 7))
@@ -117,13 +117,16 @@ def test_only_lines_of_the_file_are_taken_from_the_cache(tmp_path):
     found = unpack(packed, len(data))
     every = np.arange(60_000)
     assert all((ours == theirs).all() for ours, theirs in zip(found.spans(every), lines.spans(every), strict=True))
-    assert unpack(packed, len(data) - 1) is None
+    with pytest.raises(INVALID):
+        unpack(packed, len(data) - 1)
     of_0_2 = CachedTable({"lengths": np.full(60_000, 4, np.uint32)}, {"first": 0})
-    assert unpack(of_0_2, len(data)) is None
+    with pytest.raises(INVALID):
+        unpack(of_0_2, len(data))
     places, firsts = packed.arrays["places"], packed.arrays["firsts"]
     wrong = [{"places": array} for array in (places[::-1].copy(), places[:-1], places.astype(np.int64))]
     for change in (*wrong, {"firsts": firsts[::-1].copy()}, {"firsts": firsts[:-1]}):
-        assert unpack(CachedTable({**packed.arrays, **change}, packed.extras), len(data)) is None
+        with pytest.raises(INVALID):
+            unpack(CachedTable({**packed.arrays, **change}, packed.extras), len(data))
     assert pack(find_lines([data[:50]])) is None
     path = write(tmp_path / "a.jsonl", b"{}\n" * 50_000)
     os.utime(path, (1, 1))  # younger files have no table in the cache

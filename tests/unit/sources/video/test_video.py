@@ -17,7 +17,7 @@ import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage.kept import CachedTable, Place, read_arrays, read_key, write_arrays
+from dataload.storage.kept import INVALID, CachedTable, Place, read_arrays, read_key, write_arrays
 from dataload.streams import MultiStreamLoader, StreamSampler
 
 FRAME = 32 * 48 * 3
@@ -493,9 +493,13 @@ def test_a_table_that_cannot_be_true_is_not_believed(tmp_path):
         *({"times": each} for each in (table.times[::-1], table.times[:8], twice)),
         *({"starts": np.array(each)} for each in ([1, 4, 8], [0, 4, 4], [0, 8, 4], [0, 4, 12])),
     ]
-    assert [each for each in lies if unpacked(each) is not None] == []
+    for each in lies:
+        with pytest.raises(INVALID):
+            unpacked(each)
     wrong = [{"height": 0}, {"width": 0}, {"time_base": [0, 1]}, {"time_base": [-1, 25]}]
-    assert [each for each in wrong if unpacked(**each) is not None] == []
+    for each in wrong:
+        with pytest.raises(INVALID):
+            unpacked(**each)
 
 
 def test_a_manifest_opens_videos_when_they_are_read(tmp_path):

@@ -114,9 +114,9 @@ def test_groups_without_a_match_are_not_read(tmp_path, monkeypatch):
         {"n": np.arange(100), "t": [f"{i:03d}" for i in range(100)], "u": np.arange(100, dtype=np.uint64) + (1 << 63)}
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
-    source, real, read = dataload.open(tmp_path / "a.parquet"), parquet._ParquetFile._decode, []
+    source, real, read = dataload.open(tmp_path / "a.parquet"), parquet._ParquetFile._raw, []
     monkeypatch.setattr(
-        parquet._ParquetFile, "_decode", lambda self, group, name: read.append(group) or real(self, group, name)
+        parquet._ParquetFile, "_raw", lambda self, group, name: read.append(group) or real(self, group, name)
     )
     for condition, groups, count in (
         (field("n") == 33, {3}, 1),

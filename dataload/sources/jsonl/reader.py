@@ -4,22 +4,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from dataload._util.arrays import check_lengths, check_size
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload.catalog.arrays import IndexKey, remember, require, within
+from dataload.catalog.arrays import IndexKey, remember, require
 from dataload.catalog.facts import select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import fills_of_samples, with_masks
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl import JsonlOptions
@@ -32,118 +30,40 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy, Reco
 
 BLOCK = 1 << 20  # bytes to look for lines in at once
 _NEWLINE, _RETURN = 10, 13
-_PART_BITS = 16
 _LEAST_CACHED = 50_000  # lines; finding fewer takes milliseconds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lines:
-    """The lines of a text that are not empty, in two bytes each.
-
-    `places`, (lines,) uint16, is where each begins in its part of 65,536 bytes; `firsts`, (parts + 1,) int64, is the
-    number of the first line of each part.
-    """
-
-    places: Array
-    firsts: Int64Array
-    stop: int
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def spans(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return offset and bytes of lines, with their line breaks and the empty lines after them."""
-        last = len(self) - 1
-        starts = self._starts(indices)
-        return starts, np.where(indices < last, self._starts(np.minimum(indices + 1, last)), self.stop) - starts
-
-    def _starts(self, indices: Int64Array) -> Int64Array:
-        part = np.searchsorted(self.firsts, indices, side="right") - 1
-        return (part << _PART_BITS) + self.places[indices]
-
-
-class SharedLines:
-    """The lines of many files; see `Lines`."""
-
-    def __init__(self, directory: ShardDirectory) -> None:
-        self._places: ShardNumbers = directory.numbers()
-        self._firsts: ShardNumbers = directory.numbers()
-        self._ends: ShardNumbers = directory.numbers()  # of each file: the number of its last line, and its stop
-
-    def join(self, shard: int, lines: Lines) -> None:
-        """Add the lines of a file."""
-        self._places.put(shard, lines.places)
-        self._firsts.put(shard, lines.firsts)
-        self._ends.put(shard, np.array([len(lines) - 1, lines.stop]))
-
-    def spans(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Lines.spans`; indices and offsets are places."""
-        shards = indices & ~WITHIN
-        is_last = indices - shards == self._ends[shards]
-        starts = self._starts(indices)
-        next_starts = self._starts(np.where(is_last, indices, indices + 1))
-        return starts + shards, np.where(is_last, self._ends[shards + 1], next_starts) - starts
-
-    def _starts(self, indices: Int64Array) -> Int64Array:
-        return ((self._firsts.search(indices) & WITHIN) - 1 << _PART_BITS) + self._places[indices]
-
-
-def find_lines(blocks: Iterable[bytes | memoryview]) -> Lines:
-    """Return the lines of a text, which is given in blocks."""
-    places: list[Array] = []
-    counts: list[Int64Array] = [np.zeros(1, np.int64)]  # of lines by part, where there are any
-    parts: list[Int64Array] = [np.zeros(1, np.int64)]
-
-    def keep(starts: Int64Array) -> None:
-        places.append((starts & (1 << _PART_BITS) - 1).astype(np.uint16))
-        part, count = np.unique(starts >> _PART_BITS, return_counts=True)
-        parts.append(part)
-        counts.append(count)
-
+def find_lines(blocks: Iterable[bytes | memoryview], size: int) -> Array:
+    """Return where the lines that are not empty begin in a text of `size` bytes, and its end; (lines + 1,) integers."""
+    dtype = np.uint32 if size < 1 << 32 else np.int64
+    found: list[Array] = []
     offset, begun, last = 0, 0, b"\n"  # of the block, of its first line, and the byte before the block
     for block in blocks:
         data = np.frombuffer(last + block, np.uint8)
         ends = np.flatnonzero(data[1:] == _NEWLINE) + offset
-        first = np.concatenate(([begun], ends[:-1] + 1)) if len(ends) else ends
-        found = ends - first
-        filled = found > 0
+        starts = np.concatenate(([begun], ends[:-1] + 1)) if len(ends) else ends
+        filled = ends > starts
         # A line break of Windows. A single byte of an earlier block is the byte before this one.
-        short = np.flatnonzero(found == 1)
-        filled[short] = data[first[short] - offset + 1] != _RETURN
-        keep(first[filled])
+        short = np.flatnonzero(ends - starts == 1)
+        filled[short] = data[starts[short] - offset + 1] != _RETURN
+        found.append(starts[filled].astype(dtype))
         begun = int(ends[-1]) + 1 if len(ends) else begun
         offset, last = offset + len(block), bytes(block[-1:]) or last
-    if begun < offset - (last == b"\r"):
-        keep(np.array([begun]))
-    by_part = np.zeros((offset >> _PART_BITS) + 1, np.int64)
-    np.add.at(by_part, np.concatenate(parts), np.concatenate(counts))
-    firsts = np.concatenate(([0], np.cumsum(by_part)))
-    return Lines(np.concatenate(places) if places else np.empty(0, np.uint16), firsts, offset)
+    unended = [begun] if begun < offset - (last == b"\r") else []
+    return np.concatenate([*found, np.array([*unended, offset], dtype)])
 
 
-def pack(lines: Lines) -> CachedTable | None:
-    """Return lines for the cache; None if finding them again is faster."""
-    if len(lines) < _LEAST_CACHED:
-        return None
-    return CachedTable({"places": lines.places, "firsts": lines.firsts}, {"stop": lines.stop})
-
-
-def unpack(found: CachedTable, size: int) -> Lines:
-    """Return the lines that were packed, which must be lines of a text of `size` bytes."""
-    lines = Lines(found.arrays["places"], found.arrays["firsts"].astype(np.int64), int(found.extras["stop"]))
-    firsts = lines.firsts
-    require(lines.stop == size, len(firsts) == (size >> _PART_BITS) + 2, lines.places.dtype == np.uint16)
-    require(firsts[0] == 0, firsts[-1] == len(lines), within(np.diff(firsts), 1 << _PART_BITS))
-    rise = lines.places[1:] > lines.places[:-1]
-    rise[firsts[(firsts > 0) & (firsts < len(lines))] - 1] = True  # the first line of a part
-    starts, lengths = lines.spans(np.array([0, len(lines) - 1]))
-    require(rise, starts[0] >= 0, (starts + lengths)[-1] <= size, lengths[-1] > 0)
-    return lines
+def unpack(found: CachedTable, size: int) -> Array:
+    """Return the lines from the cache, which must fill a text of `size` bytes."""
+    edges = found.arrays["edges"]
+    require(str(edges.dtype) in ("uint32", "int64"), len(edges) > 0)
+    require(edges[0] >= 0, edges[-1] == size, edges[1:] > edges[:-1])
+    return edges
 
 
 _SAMPLED = 1000  # records that tell the types of fields with nulls
 _PLAIN = frozenset((bool, int, float, str))
-_LINE_BYTES = 4  # for each line while they are found
+_LINE_BYTES = 8  # for each line while they are found
 _MEMORY = 32  # most bytes that the values of JSON take for each byte of text
 
 
@@ -191,7 +111,7 @@ class JsonlSource(FileSource[Record]):
 class _Reader(ShardReader[Record]):
     """The lines of a file."""
 
-    lines: Lines | SharedLines
+    _edges: Any  # of the lines that are not empty, or those of many files
     _fills: Mapping[str, tuple[Any, str | None]]
 
     def __init__(self, path: str, limit: int) -> None:
@@ -220,7 +140,12 @@ class _Reader(ShardReader[Record]):
         return [*self._intact(rows[:middle]), *self._intact(rows[middle:])]
 
     def __len__(self) -> int:
-        return len(cast("Lines", self.lines))
+        return len(self._edges) - 1
+
+    def _spans(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return offset and bytes of lines, with their line breaks and the empty lines after them."""
+        starts = self._edges.take(indices, mode="clip").astype(np.int64)
+        return starts, self._edges.take(indices + 1, mode="clip").astype(np.int64) - starts
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -230,7 +155,7 @@ class _Reader(ShardReader[Record]):
         return {}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        starts, lengths = self.lines.spans(indices)
+        starts, lengths = self._spans(indices)
         check_lengths(lengths * _MEMORY, self._limit, indices, self._path)
         texts = self._texts(starts, lengths)
         with decoding():
@@ -274,7 +199,7 @@ class _Reader(ShardReader[Record]):
             try:
                 json.loads(text)
             except (ValueError, RecursionError) as error:
-                offset = int(self.lines.spans(np.array([index]))[0][0])
+                offset = int(self._spans(np.array([index]))[0][0])
                 reason = getattr(error, "msg", error)  # its line and column count within the record
                 if text.strip() in (b"[", b"{", b"[{"):
                     reason = f"{reason}: a record is one line: write each by json.dumps, or load the whole by json.load"
@@ -292,7 +217,12 @@ class _File(_Reader):
         self._file = self._storage.map(path, mapped=options.map)
         _refuse_empty(self._file.size, path)
         key = IndexKey.of("jsonl", (path,), remote=options.remote_settings) if options.cache else None
-        self.lines = remember(key, partial(unpack, size=self._file.size), lambda: find_lines(self._blocks()), pack)
+        self._edges = remember(
+            key,
+            lambda found: unpack(found, self._file.size),
+            lambda: find_lines(self._blocks(), self._file.size),
+            lambda edges: CachedTable({"edges": edges}, {}) if len(edges) > _LEAST_CACHED else None,
+        )
         self._plan_nulls(options.nulls)
 
     def shared(self) -> tuple[RecordFile, Any]:
@@ -300,11 +230,11 @@ class _File(_Reader):
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
-        joined.lines = SharedLines(directory)
+        joined._edges = directory.numbers(is_place=True)
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
-        joined.lines.join(shard, self.lines)
+        joined._edges.put(shard, self._edges)
 
     def _blocks(self) -> Iterator[bytes]:
         # Read instead of using the map: a page fault would also read the pages around it.
@@ -316,7 +246,7 @@ class _File(_Reader):
         return self._file.copies(starts, lengths)
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
-        return self.lines.spans(indices)
+        return self._spans(indices)
 
     def release(self) -> None:
         self._file.release()
@@ -334,7 +264,8 @@ class _CompressedFile(_Reader):
         _refuse_empty(len(text), path)
         table = _LINE_BYTES * text.count(b"\n")
         check_size(len(text) + table, self._limit, "the text of the file, with the places of its lines,", path=path)
-        self.lines = find_lines(memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))
+        blocks = (memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))
+        self._edges = find_lines(blocks, len(text))
         self._plan_nulls(options.nulls)
 
     def _text(self) -> bytes | bytearray:

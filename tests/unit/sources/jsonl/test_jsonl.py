@@ -1,6 +1,7 @@
 """JSON Lines: lines in any text, damage, limits, the table of offsets, and the writer."""
 
 import gzip
+import itertools
 import json
 import os
 
@@ -13,16 +14,15 @@ from refusals import refuses
 
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
-from dataload.sources.jsonl.reader import JsonlSource, find_lines, pack, unpack
+from dataload.sources.jsonl.reader import JsonlSource, find_lines, unpack
 from dataload.storage.kept import INVALID, CachedTable
 
 
 @given(text=st.text("a\r\n", max_size=30), size=st.integers(1, 7))
 def test_lines_are_those_of_the_text_however_it_is_cut(text, size):
     data = text.encode()
-    found = find_lines(data[start : start + size] for start in range(0, len(data), size))
-    starts, lengths = found.spans(np.arange(len(found)))
-    lines = [data[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    edges = find_lines((data[start : start + size] for start in range(0, len(data), size)), len(data))
+    lines = [data[start:stop] for start, stop in itertools.pairwise(edges.tolist())]
     filled = [line for line in data.split(b"\n") if line not in (b"", b"\r")]
     assert [line.split(b"\n")[0] for line in lines] == filled
     assert all(not line[len(first) :].strip() for line, first in zip(lines, filled, strict=True))
@@ -111,23 +111,24 @@ def test_a_compressed_file_that_changes(tmp_path):
 
 def test_only_lines_of_the_file_are_taken_from_the_cache(tmp_path):
     data = b"1234\n" * 60_000
-    lines = find_lines([data])
-    assert lines.places.nbytes + lines.firsts.nbytes < len(lines) * 2 + 200
-    packed = pack(lines)
-    found = unpack(packed, len(data))
-    every = np.arange(60_000)
-    assert all((ours == theirs).all() for ours, theirs in zip(found.spans(every), lines.spans(every), strict=True))
+    edges = find_lines([data], len(data))
+    assert (edges.dtype, edges.tolist()) == (np.uint32, [*range(0, len(data) + 1, 5)])
+    packed = CachedTable({"edges": edges}, {})
+    assert unpack(packed, len(data)) is edges
     with pytest.raises(INVALID):
         unpack(packed, len(data) - 1)
     of_0_2 = CachedTable({"lengths": np.full(60_000, 4, np.uint32)}, {"first": 0})
     with pytest.raises(INVALID):
         unpack(of_0_2, len(data))
-    places, firsts = packed.arrays["places"], packed.arrays["firsts"]
-    wrong = [{"places": array} for array in (places[::-1].copy(), places[:-1], places.astype(np.int64))]
-    for change in (*wrong, {"firsts": firsts[::-1].copy()}, {"firsts": firsts[:-1]}):
+    below = edges.astype(np.int64)
+    below[0] = -1
+    for wrong in (edges[::-1].copy(), edges[:-1], edges.repeat(2), edges[:0], edges.astype(np.uint16), below):
         with pytest.raises(INVALID):
-            unpack(CachedTable({**packed.arrays, **change}, packed.extras), len(data))
-    assert pack(find_lines([data[:50]])) is None
+            unpack(CachedTable({"edges": wrong}, {}), len(data))
+    few = write(tmp_path / "few.jsonl", b"{}\n" * 49_999)
+    os.utime(few, (1, 1))
+    assert len(JsonlSource(few)) == 49_999
+    few.unlink()
     path = write(tmp_path / "a.jsonl", b"{}\n" * 50_000)
     os.utime(path, (1, 1))  # younger files have no table in the cache
     for cache in (False, True):

@@ -33,6 +33,18 @@ def test_columns_and_records_are_the_same_data():
     assert by_rows.fingerprint() == by_columns.fingerprint()
 
 
+@pytest.mark.parametrize("dtype", ["u1", "f4", "M8[s]", [("a", "i4", (300,)), ("b", "f8", (200,))]])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_large_rows_are_those_of_numpy(dtype, order):
+    random, shape = np.random.default_rng(0), (7, 300)
+    size = int(np.prod((20, *shape))) * np.dtype(dtype).itemsize
+    values = np.asarray(np.frombuffer(random.bytes(size), dtype).reshape(20, *shape), order=order)
+    rows = random.integers(0, 20, 50)
+    found = MemorySource({"x": values}).read_batch(rows)["x"]
+    assert (found.dtype, found.shape) == (values.dtype, (50, *shape))
+    assert found.tobytes() == values[rows].tobytes()
+
+
 def test_fields_are_chosen_in_order():
     for source in (MemorySource(data, fields=["n", "t"]) for data in (RECORDS, COLUMNS)):
         assert list(source[0]) == list(source.fields) == list(source.read_batch([0, 1])) == ["n", "t"]

@@ -1,30 +1,14 @@
 """`SourceSuite`: every check as a pytest test."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from dataload.errors import closest
-from dataload.testing.cases import Backend, Check, Maker, NotApplicable, SourceTraits, run_check
+from dataload.testing.cases import Check, Maker, NotApplicable, SourceTraits, run_check
 from dataload.testing.checks import CHECKS
-from dataload.testing.checks.concurrency import fork_after_read, fork_before_read, new_process_reads
-
-TOGETHER: Mapping[str, Callable[[Sequence[Maker]], None]] = {
-    "check_new_process": new_process_reads,
-    "check_fork_after_read": fork_after_read,
-    "check_fork_before_read": fork_before_read,
-}
-"""Names of the checks that `SourceSuite.processes_together` leaves to `check_together`."""
-
-
-def check_together(name: str, backends: Sequence[Backend], directory: Path) -> None:
-    """Run a check in `TOGETHER` on several backends. The error names the failing source."""
-    with contextlib.ExitStack() as stack:
-        makers = [Maker(backend, directory / str(number)) for number, backend in enumerate(backends)]
-        TOGETHER[name]([stack.enter_context(maker) for maker in makers])
 
 
 class SourceSuite:
@@ -37,8 +21,6 @@ class SourceSuite:
     Attributes:
         traits: The abilities of the source. If a trait is False, the refusal is checked.
         expected_failures: Check name -> reason for its failure. Becomes ``xfail(strict=True)``.
-        processes_together: If True, skip the checks in `TOGETHER`. Call `check_together` for
-            all your suites instead, which starts one process for all of them.
         written_once: If True, write the standard data set once for all checks that only read. `open` must then not
             depend on attributes that `write` sets on `self`, because each test has its own instance.
         protocol_version: Run only checks introduced up to this release, such as "0.1". None runs all. New checks come
@@ -63,7 +45,6 @@ class SourceSuite:
 
     traits: SourceTraits = SourceTraits()
     expected_failures: ClassVar[Mapping[str, str]] = {}
-    processes_together: ClassVar[bool] = False
     written_once: ClassVar[bool] = False
     protocol_version: ClassVar[str | None] = None
 
@@ -113,9 +94,7 @@ class SourceSuite:
                         f"{parent.__name__} redefines {test}: a check cannot be replaced; for a known failure, set "
                         f"expected_failures = {{{check.name!r}: 'reason'}}"
                     )
-            known_failure = cls.expected_failures.get(check.name)
-            together = cls.processes_together and check.name in TOGETHER and known_failure is None
-            setattr(cls, test, None if together else _test(check, known_failure))  # pytest ignores None
+            setattr(cls, test, _test(check, cls.expected_failures.get(check.name)))
 
 
 def _test_name(check: Check) -> str:

@@ -1,15 +1,16 @@
 """Checks that need other processes, each for all formats in one process. LMDB and ArrayRecord also run them alone."""
 
+import contextlib
 import functools
 import importlib.util
 from pathlib import Path
 
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
-from format_suite import FormatSuite
+from format_suite import TOGETHER, FormatSuite
 from samples import sampled
 
-from dataload.testing.suite import TOGETHER, check_together
+from dataload.testing.cases import Maker
 
 
 @functools.cache
@@ -33,4 +34,6 @@ def test_all_formats_in_one_process(check, tmp_path):
     together = suites()
     assert len(together) > 30
     assert all(issubclass(suite, FormatSuite) for suite in together)
-    check_together(check, [suite() for suite in together], tmp_path)
+    with contextlib.ExitStack() as stack:
+        makers = [Maker(suite(), tmp_path / str(number)) for number, suite in enumerate(together)]
+        TOGETHER[check]([stack.enter_context(maker) for maker in makers])

@@ -7,12 +7,21 @@ import json
 import numpy as np
 
 from dataload.testing import SourceSuite
+from dataload.testing.checks.concurrency import fork_after_read, fork_before_read, new_process_reads
+
+TOGETHER = {
+    "check_new_process": new_process_reads,
+    "check_fork_after_read": fork_after_read,
+    "check_fork_before_read": fork_before_read,
+}
+"""Checks that one process runs for all formats with `processes_together`."""
 
 
 class FormatSuite(SourceSuite):
     """The conformance suite of a format that tests/conformance/test_together.py reads in one process.
 
     Attributes:
+        processes_together: Whether the checks in `TOGETHER` are left to tests/conformance/test_together.py.
         source: The class under test, or a function that makes a source.
         options: Its options.
         keyed: Whether the source adds the keys of `members`.
@@ -23,6 +32,12 @@ class FormatSuite(SourceSuite):
     source = None
     options = {}  # noqa: RUF012 - nobody changes it
     keyed = False
+
+    def __init_subclass__(cls, **keywords):
+        super().__init_subclass__(**keywords)
+        for check in TOGETHER if cls.processes_together else ():
+            if check not in cls.expected_failures:
+                setattr(cls, check.replace("check_", "test_", 1), None)  # pytest ignores None
 
     def open(self, path):
         return type(self).source(path, **self.options)

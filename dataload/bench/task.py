@@ -131,11 +131,6 @@ def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
     return rows, nbytes, total % MODULUS
 
 
-def check_record(record: Mapping[str, Any]) -> int:
-    """Return the checksum of one record."""
-    return sum(map(_check_value, record.values())) % MODULUS
-
-
 def _check_column(column: Array) -> int:
     """Return the sum of `_check_value` over the rows of an array."""
     if not column.size:

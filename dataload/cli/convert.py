@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast
@@ -304,19 +305,12 @@ def index_command(
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
+        index = partial(index_shards, part=options.parse_part(part), merge=merge, engine=running)
         for path in paths:
             wanted = options.SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
             wanted.check_files("--manifest")
             with ProgressBar("hashing shards") as bar:
-                report = index_shards(
-                    wanted.path,
-                    format=wanted.format,
-                    options=wanted.options,
-                    part=options.parse_part(part),
-                    merge=merge,
-                    engine=running,
-                    progress=bar,
-                )
+                report = index(wanted.path, format=wanted.format, options=wanted.options, progress=bar)
             for entry in report.data_sets:
                 shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
                 print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -99,21 +100,11 @@ def stats_command(
             raise ConfigError("parts and engines measure whole shards: leave --where out", key="where", value=where)
         if where or not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
+    index = partial(index_shards, part=mode.part, merge=merge, engine=running)
     for target, name, given in targets:
         measuring = Measuring(given.pop("fields", None), save)
         with ProgressBar("measuring shards") as bar:
-            reports += [
-                index_shards(
-                    target,
-                    format=name,
-                    options=given,
-                    part=mode.part,
-                    merge=merge,
-                    measuring=measuring,
-                    engine=running,
-                    progress=bar,
-                )
-            ]
+            reports.append(index(target, format=name, options=given, measuring=measuring, progress=bar))
     if json:
         print_json([_facts(report) for report in reports])
     else:

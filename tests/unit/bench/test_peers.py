@@ -13,7 +13,7 @@ import pytest
 import dataload
 from benchmarks.peers import PEERS, open_peer, why_missing
 from benchmarks.peers.field import Field
-from dataload.bench.task import MODULUS, Task, check_record
+from dataload.bench.task import MODULUS, Task, check_batch
 from dataload.errors import ConfigError
 
 COUNT, BATCH = 50, 16
@@ -33,7 +33,7 @@ class Data:
         self.paths = {}
         self.values = [*np.random.default_rng(0).standard_normal((COUNT, 2, 3), np.float32)]
         self.field = Field.of_record({"x": self.values[0]})
-        self.checksum = sum(check_record({"x": value}) for value in self.values) % MODULUS
+        self.checksum = sum(check_batch({"x": [value]})[2] for value in self.values) % MODULUS
 
     def path(self, peer, form):
         key = peer.name, form

@@ -22,20 +22,11 @@ _SMALL_BYTES = 16 << 10
 
 
 def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, uncopied. `by_value` needs cloudpickle.
+    """Return the pickle of `value`, then the buffers of its large arrays, uncopied.
 
-    With `by_value`, which is for what all workers get, tensors move to memory that they share. So do tensors that only
-    torch can send, such as nested ones.
+    With `by_value`, which is for what all workers get, functions of notebooks go by value if there is cloudpickle, and
+    tensors move to memory that all workers share.
     """
-    try:
-        return _taken_apart(value, by_value=by_value, shares=by_value)
-    except Exception:
-        if by_value or "torch" not in sys.modules:
-            raise
-        return _taken_apart(value, by_value=by_value, shares=True)
-
-
-def _taken_apart(value: Any, *, by_value: bool, shares: bool) -> list[memoryview]:
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -47,7 +38,7 @@ def _taken_apart(value: Any, *, by_value: bool, shares: bool) -> list[memoryview
     stream = io.BytesIO()
     of_session = "cloudpickle" in sys.modules and not has_importable_main()
     base = _by_value_pickler() if by_value or of_session else pickle.Pickler
-    pickler = _pickler(base, stream, is_small, shares=shares)
+    pickler = _pickler(base, stream, is_small, shares=by_value)
     if not by_value and of_session:
         pickler.only_main = True
     pickler.dump(value)

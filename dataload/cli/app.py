@@ -5,7 +5,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -49,22 +49,6 @@ _MODULES = {
     "plan": "cluster",
     "fleet": "cluster",
 }
-
-
-class _Commands(Mapping[str, Any]):
-    """The commands by name. Looking one up imports its module; the names and `_HELPS` do without."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in _HELPS:
-            raise KeyError(name)
-        return _import_command(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_HELPS)
-
-    def __len__(self) -> int:
-        return len(_HELPS)
-
 
 _NO_EFFECT = "is deprecated and has no effect"
 _ELSEWHERE = "use --json, or `python -m benchmarks` in a clone of the repository"
@@ -121,11 +105,16 @@ def _import_command(name: str) -> Any:
 
 
 class _Group(TyperGroup):
-    """A group whose commands all end with an exit code and, on failure, a one-line message."""
+    """A group whose commands are imported on use, and end with an exit code and, on failure, a one-line message."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = _Commands()
+        self.commands: Any = dict.fromkeys(_HELPS)  # of which only the names are used
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command; None if there is none of that name."""
+        del ctx
+        return _import_command(cmd_name) if cmd_name in _HELPS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the names and first lines of all commands, without importing them."""
@@ -169,7 +158,8 @@ class _Group(TyperGroup):
         """Return the options of the command that the arguments name."""
         command: Any = self
         for argument in arguments:
-            command = getattr(command, "commands", {}).get(argument, command)
+            found = command.get_command(None, argument) if hasattr(command, "get_command") else None
+            command = found or command
         return frozenset(name for parameter in command.params for name in parameter.opts)
 
 

@@ -60,11 +60,11 @@ def damaged(tmp_path):
 
 def test_help_is_there_for_every_command():
     text = ok("--help")
-    for command in typer.main.get_command(app).commands:
+    group = typer.main.get_command(app)
+    for command in group.commands:
         assert command in text
         assert "Usage:" in ok(command, "--help")
-    commands = typer.main.get_command(app).commands
-    assert {name: command.help.splitlines()[0] for name, command in commands.items()} == _HELPS
+    assert {name: group.get_command(None, name).help.splitlines()[0] for name in group.commands} == _HELPS
     assert json.loads(ok("schema")) == json_schema()
 
 

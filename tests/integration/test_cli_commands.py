@@ -22,9 +22,10 @@ from dataload.cli.output import as_typed, options_typed
 from dataload.sources.registry import built_in_formats
 
 GROUPS = ("cache", "fleet")  # of commands
+ROOT = typer.main.get_command(app)
 COMMANDS = [
-    *([name] for name in typer.main.get_command(app).commands if name not in GROUPS),
-    *([group, name] for group in GROUPS for name in typer.main.get_command(app).commands[group].commands),
+    *([name] for name in ROOT.commands if name not in GROUPS),
+    *([group, name] for group in GROUPS for name in ROOT.get_command(None, group).commands),
 ]
 
 
@@ -105,7 +106,7 @@ def messages(*places):
 
 
 def options_of(name):
-    return frozenset(option for each in typer.main.get_command(app).commands[name].params for option in each.opts)
+    return frozenset(option for each in ROOT.get_command(None, name).params for option in each.opts)
 
 
 @pytest.mark.slow_suite

@@ -92,12 +92,8 @@ class _TorchRecord(LMDBShard):
             index = int(indices[int(np.argmin(offsets))])
             number, _ = shard_of(self._ends, index)
             count = int(self._ends[number]) - (int(self._ends[number - 1]) if number else 0)
-            raise CorruptFileError(
-                f"key {self.key(index).partition('/')[2]!r} of sub-database db{number} is missing, which has {count} "
-                "records",
-                path=self._path,
-                index=index,
-            )
+            message = f"key {self.key(index).partition('/')[2]!r} of sub-database db{number} is missing"
+            raise CorruptFileError(f"{message}, which has {count} records", path=self._path, index=index)
         return offsets
 
     def _decode(

@@ -249,21 +249,16 @@ class _Part(NamedTuple):
 
     def message(self, path: str) -> Message:
         try:
-            return self._parse()
+            kind, header = self.table.number(1, "B"), self.table.table(2)
+            if header is None or kind not in (_DICTIONARY, _BATCH):
+                raise ValueError(f"it is of type {kind}")
+            batch, number, is_delta = header, None, False
+            if kind == _DICTIONARY:
+                number, is_delta, batch = header.number(0, "q"), bool(header.number(2, "B")), header.table(1)
+            if batch is None:
+                raise ValueError("a dictionary without values")
+            rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
+            compressed = batch.table(3) is not None
         except _INVALID as error:
             raise CorruptFileError(f"a message of Arrow is damaged: {error}", path=path, offset=self.offset) from error
-
-    def _parse(self) -> Message:
-        kind, header = self.table.number(1, "B"), self.table.table(2)
-        if header is None or kind not in (_DICTIONARY, _BATCH):
-            raise ValueError(f"it is of type {kind}")
-        batch, number, is_delta = header, None, False
-        if kind == _DICTIONARY:
-            number, is_delta = header.number(0, "q"), bool(header.number(2, "B"))
-            found = header.table(1)
-            if found is None:
-                raise ValueError("a dictionary without values")
-            batch = found
-        rows, nodes, buffers = batch.number(0, "q"), batch.pairs(1), batch.pairs(2)
-        compressed = batch.table(3) is not None
         return Message(self.offset, self.body, self.length, rows, nodes, buffers, compressed, number, is_delta)

@@ -15,6 +15,7 @@ from dataload._util.caches import DecodedCache
 from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
+from dataload.codecs.wire import parse_varint
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.ipc import Read
@@ -131,7 +132,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return _struct(data, at, depth - 1)
     if kind in (9, 10) and depth:
         head, at = data[at], at + 1
-        count, at = (head >> 4, at) if head >> 4 < 15 else _varint(data, at)
+        count, at = (head >> 4, at) if head >> 4 < 15 else parse_varint(data, at)
         values: list[Any] = []
         for _ in range(count):
             value, at = _value(data, at, max(3, head & 15), depth - 1)  # a truth takes a byte here
@@ -139,29 +140,18 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return values, at
     if kind not in (3, 7, 8):
         raise ValueError(f"a field of the type {kind}")
-    size, at = _varint(data, at) if kind == 8 else (8 if kind == 7 else 1, at)
+    size, at = parse_varint(data, at) if kind == 8 else (8 if kind == 7 else 1, at)
     if at + size > len(data):
         raise IndexError("it ends in a value")
     return data[at : at + size], at + size
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
-    number, at = _varint(data, at)
+    number, at = parse_varint(data, at)
     return number >> 1 ^ -(number & 1), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:
-        byte, at = data[at], at + 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            break
-    return value, at
-
-
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError)
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, CorruptFileError)
 _MOST_COUNTED = 10_000  # columns of row groups whose statistics are looked at when a file is opened
 _DECODED_BYTES = 1 << 24  # at once, about, between two looks at the memory that they take
 _MOST_ROWS = 1 << 16

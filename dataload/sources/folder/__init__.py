@@ -76,17 +76,13 @@ def is_metadata(name: str) -> bool:
 def holds_media(directory: str) -> bool:
     """Return whether there are images or audio in a directory or below."""
 
-    class Found(Exception):
-        pass
-
-    def stop_at_medium(name: str) -> bool:
+    def stop_at_medium(name: str) -> None:
         if is_medium(name):
-            raise Found
-        return False
+            raise StopIteration
 
     try:
         list_folder(directory, stop_at_medium)
-    except Found:
+    except StopIteration:
         return True
     return False
 

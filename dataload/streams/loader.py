@@ -68,7 +68,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         make_stream: ``f(sequence)`` or ``f(sequence, context)``, which returns an iterable of samples; `iter` itself
             if sequences are lists. The context is a `StreamContext`. Called in the worker.
         sequences: The arguments for `make_stream`, such as file names. Sequences without items are skipped.
-        batch_size: StepRows of this rank.
+        batch_size: Rows of this rank.
         mode: ``"independent"``: every row goes through all sequences, without end, in its own order for each pass.
             ``"split"``: each sequence comes once an epoch; they are dealt to the rows like cards.
         shuffle: Whether orders are shuffled, for each pass of each row or for each epoch. If not, all rows of mode
@@ -200,7 +200,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         """See `Loader.set_epoch`.
 
         Raises:
-            ConfigError: StepRows of ``mode="independent"`` have no epochs: `epoch` is not 0.
+            ConfigError: Rows of ``mode="independent"`` have no epochs: `epoch` is not 0.
         """
         if epoch and self._plan.order.mode == "independent":
             message = "set_epoch needs mode='split': mode='independent' has no epochs"

@@ -15,7 +15,7 @@ import numpy as np
 import dataload
 from benchmarks.execution import ready, ready_batch, touched
 from benchmarks.harness import Case, aim, run_cases, through
-from dataload.executors import Fleet
+from dataload.executors.base import Fleet
 from dataload.loader.step import StepRange
 
 SMALL = 1 << 18  # float32 values of a batch of 1 MB

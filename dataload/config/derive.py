@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_mo
 
 from dataload._util.settings import hints_of
 from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, named_under, resolve_reference
-from dataload.executors import Fleet
+from dataload.executors.base import Fleet
 from dataload.types import Sampler
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]

@@ -12,7 +12,7 @@ from dataload.config.derive import Section, settings_of, value_section
 from dataload.config.problems import REFERENCE_PATTERN, named_under, resolve_reference
 from dataload.config.samplers import SECTIONS, BuildContext, IteratorsConfig
 from dataload.errors import ConfigError
-from dataload.executors import Fleet, StartMethod
+from dataload.executors.base import Fleet, StartMethod
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size, rows_per_rank
 from dataload.samplers import BatchPlanner

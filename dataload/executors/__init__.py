@@ -7,41 +7,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from dataload._util.settings import check_setting
 from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError
-from dataload.executors.base import (
-    Executor,
-    Fleet,
-    PoolExecutor,
-    Result,
-    SerialExecutor,
-    StartMethod,
-    TimeoutPolicy,
-    WorkerLostError,
-    WorkerPosition,
-    WorkerStatus,
-    worker_name,
-)
+from dataload.executors.base import Executor, Fleet, SerialExecutor, TimeoutPolicy, WorkerStatus
 from dataload.executors.serialization import check_work
 from dataload.executors.threads import ThreadExecutor
-
-__all__ = [
-    "Executor",
-    "ExecutorName",
-    "Fleet",
-    "PoolExecutor",
-    "Result",
-    "SerialExecutor",
-    "StartMethod",
-    "ThreadExecutor",
-    "TimeoutPolicy",
-    "WorkerLostError",
-    "WorkerPosition",
-    "WorkerStatus",
-    "check_executor",
-    "check_pickles",
-    "check_processes",
-    "make_executor",
-    "worker_name",
-]
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")

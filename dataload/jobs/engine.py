@@ -17,7 +17,8 @@ from dataload._util.lazy import renamed
 from dataload._util.settings import Checked, Least, check_count
 from dataload._util.system import usable_cpus
 from dataload.errors import ConfigError, DataloadError, SourceError, message_of
-from dataload.executors import StartMethod, TimeoutPolicy, WorkerStatus, check_processes
+from dataload.executors import check_processes
+from dataload.executors.base import StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.serialization import check_work, put_together, sendable
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataload._util.settings import check_count
 from dataload.collate import Collate, Pack
 from dataload.collate.collate import warn_of_padding
 from dataload.errors import ClosedSourceError, WorkerError
-from dataload.executors import WorkerLostError
+from dataload.executors.base import WorkerLostError
 from dataload.loader.pipeline import StepDelivery
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor

@@ -10,7 +10,7 @@ import numpy as np
 from dataload._util.clock import DecodeClock
 from dataload._util.failures import BUG, RAISE, Owner, owner_of
 from dataload.errors import WorkerError, message_of, traceback_of
-from dataload.executors import WorkerStatus, worker_name
+from dataload.executors.base import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.types import Int64Array
 

@@ -13,7 +13,8 @@ from dataload._util.randomness import keep_global_generators
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
-from dataload.executors import ExecutorName, Fleet, WorkerLostError
+from dataload.executors import ExecutorName
+from dataload.executors.base import Fleet, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.failures import ErrorPolicy, OnError

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from dataload.errors import WorkerError
-from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
+from dataload.executors.base import Executor, Result, SerialExecutor, WorkerLostError
 from dataload.loader.failures import is_for_consumer, step_error
 from dataload.loader.fetch import batch_of
 from dataload.loader.rescue import shorten

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, Self
 
 from dataload._util.system import usable_cpus
-from dataload.executors import Executor, ExecutorName, Fleet, TimeoutPolicy, check_executor, make_executor
+from dataload.executors import ExecutorName, check_executor, make_executor
+from dataload.executors.base import Executor, Fleet, TimeoutPolicy
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import WAITS, Workplace
 from dataload.loader.step import StepWork

@@ -11,7 +11,7 @@ import numpy as np
 from dataload._util.failures import owner_of
 from dataload._util.randomness import seed_global_generators
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
-from dataload.executors import WorkerStatus, worker_name
+from dataload.executors.base import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.failures import StageSpan, StepTrace, is_for_consumer, step_error
 from dataload.loader.fetch import BatchLoader

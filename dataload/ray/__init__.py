@@ -32,7 +32,7 @@ from dataload._util.settings import Above, Least, check_settings
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError, text_of
-from dataload.executors import Fleet
+from dataload.executors.base import Fleet
 from dataload.jobs.engine import Outcome, PartTask, attempt, sendable_as, value_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource

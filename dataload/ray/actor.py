@@ -22,7 +22,7 @@ import numpy as np
 
 from dataload._util.lazy import load_optional
 from dataload._util.randomness import derive_word, hash64
-from dataload.executors import WorkerLostError, WorkerPosition, WorkerStatus
+from dataload.executors.base import WorkerLostError, WorkerPosition, WorkerStatus
 from dataload.executors.worker import SMALL_RESULT, TaskMessage, limit_threads, run_task
 from dataload.loader.failures import StageSpan
 from dataload.loader.pipeline import steps_ahead

@@ -17,7 +17,7 @@ from typing import Any
 
 from dataload._util.lazy import load_optional
 from dataload.errors import text_of
-from dataload.executors import Fleet, WorkerLostError, WorkerPosition
+from dataload.executors.base import Fleet, WorkerLostError, WorkerPosition
 from dataload.ray import NAMESPACE
 from dataload.ray.actor import FleetActor, clock_offset
 

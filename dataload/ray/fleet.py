@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 
 from dataload._util.arrays import pooled_empty
 from dataload.errors import text_of
-from dataload.executors import (
+from dataload.executors import check_pickles
+from dataload.executors.base import (
     Fleet,
+    OwnedPool,
     PoolExecutor,
     Result,
+    StallMonitor,
     TimeoutPolicy,
     WorkerLostError,
     WorkerPosition,
     WorkerStatus,
-    check_pickles,
+    raise_closed,
 )
-from dataload.executors.base import OwnedPool, StallMonitor, raise_closed
 from dataload.executors.serialization import put_together
 from dataload.executors.worker import ResultMessage
 from dataload.loader.step import StepRange, StepsResult

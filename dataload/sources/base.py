@@ -14,7 +14,8 @@ from dataload._util.indexing import check_index
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_count, check_fields
 from dataload.errors import ConfigError
-from dataload.executors import ExecutorName, Fleet
+from dataload.executors import ExecutorName
+from dataload.executors.base import Fleet
 from dataload.sources.expression import Expression
 from dataload.sources.records import Records, T_co
 from dataload.sources.shards import Location

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError
-from dataload.executors import WorkerLostError, worker_name
+from dataload.executors.base import WorkerLostError, worker_name
 from dataload.loader.failures import StageSpan, step_error
 from dataload.loader.fetch import batch_of
 from dataload.loader.step import StepResult, nbytes

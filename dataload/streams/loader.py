@@ -11,7 +11,8 @@ from dataload._util.lazy import renamed
 from dataload._util.settings import Least, Seconds, checked, setting_error
 from dataload.collate import Pack, PadValue, Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
-from dataload.executors import ExecutorName, Fleet, WorkerLostError
+from dataload.executors import ExecutorName
+from dataload.executors.base import Fleet, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.growth import OnGrowth

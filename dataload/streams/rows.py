@@ -12,7 +12,7 @@ import numpy as np
 from dataload._util.caches import Memo
 from dataload._util.randomness import KEY_WORDS, derive_key, generator, permute
 from dataload.errors import ConfigError, SourceError, StateMismatchError, printable
-from dataload.executors import WorkerStatus
+from dataload.executors.base import WorkerStatus
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.transforms import NamedTransform
 from dataload.types import Int64Array

@@ -12,14 +12,14 @@ from time import perf_counter
 from typing import Any
 
 from dataload.errors import WorkerError
-from dataload.executors import (
+from dataload.executors import make_executor
+from dataload.executors.base import (
     Executor,
     Result,
     TimeoutPolicy,
     WorkerLostError,
     WorkerPosition,
     WorkerStatus,
-    make_executor,
     worker_name,
 )
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error

@@ -15,7 +15,7 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Generic, cast
 
 from dataload.errors import ConfigError, StateMismatchError, WorkerError
-from dataload.executors import WorkerLostError
+from dataload.executors.base import WorkerLostError
 from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size

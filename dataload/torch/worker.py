@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dataload._util.fingerprint import digest, identify
 from dataload._util.randomness import keep_global_generators, seed_global_generators
-from dataload.executors import WorkerStatus, worker_name
+from dataload.executors.base import WorkerStatus, worker_name
 from dataload.loader.failures import StageError, StageSpan, StepTrace, is_for_consumer
 from dataload.loader.pipeline import in_blocks
 from dataload.loader.rescue import Rescue

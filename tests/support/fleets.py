@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.executors import Fleet
+from dataload.executors.base import Fleet
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
 # A node that refuses connections is lost after five seconds. One that does not answer may be on a machine that pauses.

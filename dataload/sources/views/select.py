@@ -26,18 +26,8 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
 from dataload.catalog.facts import require_known, select_fields
 from dataload.errors import ConfigError, SourceError
-from dataload.executors import (
-    Executor,
-    ExecutorName,
-    Fleet,
-    Result,
-    TimeoutPolicy,
-    WorkerLostError,
-    WorkerStatus,
-    check_executor,
-    make_executor,
-    worker_name,
-)
+from dataload.executors import ExecutorName, check_executor, make_executor
+from dataload.executors.base import Executor, Fleet, Result, TimeoutPolicy, WorkerLostError, WorkerStatus, worker_name
 from dataload.executors.serialization import sendable
 from dataload.sources.expression import Expression
 from dataload.storage import Remote

@@ -10,8 +10,9 @@ import pytest
 import dataload
 from dataload._util.threads import LONGEST_SLEEP
 from dataload.errors import ConfigError, MissingDependencyError
-from dataload.executors import Fleet, ThreadExecutor, base
+from dataload.executors import base
 from dataload.executors.base import (
+    Fleet,
     SerialExecutor,
     StallMonitor,
     TimeoutPolicy,
@@ -19,6 +20,7 @@ from dataload.executors.base import (
     WorkerPosition,
     WorkerStatus,
 )
+from dataload.executors.threads import ThreadExecutor
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError
-from dataload.executors import TimeoutPolicy, WorkerLostError, WorkerPosition, handle, processes
+from dataload.executors import handle, processes
+from dataload.executors.base import TimeoutPolicy, WorkerLostError, WorkerPosition
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.processes import ProcessExecutor
 

@@ -9,7 +9,8 @@ import weakref
 import pytest
 
 from dataload.errors import MachineError
-from dataload.executors import ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
+from dataload.executors.base import TimeoutPolicy, WorkerLostError, worker_name
+from dataload.executors.threads import ThreadExecutor
 from dataload.loader.pipeline import ordered_map
 
 CLOSED = "the loader was closed while waiting for a batch"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dataload.errors import WorkerError
-from dataload.executors import WorkerLostError, WorkerPosition
+from dataload.executors.base import WorkerLostError, WorkerPosition
 from dataload.loader.pipeline import (
     PrefetchBudget,
     StepDelivery,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload import WorkerError, default_collate
-from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition
+from dataload.executors.base import Result, SerialExecutor, WorkerLostError, WorkerPosition
 from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, join, samples_of, stack
 

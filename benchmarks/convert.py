@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from time import perf_counter
 
 import dataload
+from benchmarks.costs import own_memory
 from benchmarks.formats import SIZES
 from benchmarks.harness import ROOT, against, aim, blobs, made, show
 from benchmarks.workloads import floats, repeat_records
@@ -144,8 +144,7 @@ def convert_part(path, destination, options, part):
     def watch():
         nonlocal peak
         while not ended.wait(0.005):
-            status = Path("/proc/self/status").read_text("ascii")
-            peak = max(peak, int(status.partition("RssAnon:")[2].split()[0]) * 1024)
+            peak = max(peak, own_memory())
 
     watching = Thread(target=watch)
     watching.start()

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -86,47 +87,34 @@ def opening():
     return found
 
 
-_INDEXED = {
-    "Syrah": 0.17e-3,
-    "tar with index": 0.35e-3,
-    "Arrow": 0.35e-3,
-}  # seconds for a shard: a third of what 0.2 took
-
-
 def shards(count=5000, records=8, batch_size=256):
     """Opening and indexing many shards in CPU time, which other work hardly changes; files are in memory."""
     title = f"Opening {count:,} shards, seconds of CPU"
     print(f"\n{title}")
     found = []
-    formats = {"Syrah": ("syr", floats(1024)), "tar with index": ("tar", blobs(4096)), "Arrow": ("arrow", floats(1024))}
-    for name, (suffix, different) in formats.items():
-        folder = ROOT / f"v{VERSION}-opening-{count}" / suffix
+    formats = {  # and the seconds to index a shard: a third of what 0.2 took
+        "Syrah": ("syr", floats(1024), 0.17e-3),
+        "tar with index": ("tar", blobs(4096), 0.35e-3),
+        "Arrow": ("arrow", floats(1024), 0.35e-3),
+    }
+    for name, (suffix, different, each) in formats.items():
+        folder = ROOT / f"v{VERSION}-opened-{count}" / suffix
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = made_copies(f"opened-{count}/{suffix}/", suffix, different, count, records)
         if not (folder / MANIFEST_NAME).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            made(f"opening-{count}/{suffix}/00000.{suffix}", different, records)
-            for file in list(folder.iterdir()):
-                for number in range(1, count):
-                    shutil.copy(file, folder / f"{number:05}{file.suffix}")
-            subprocess.run([sys.executable, "-m", "dataload", "index", "--manifest", folder], check=True)
-        paths = sorted(map(str, folder.glob(f"*.{suffix}")))
+            index_shards(str(folder))
         rows = np.random.default_rng(SEED).permutation(count * records)[:batch_size]
-        for what, opened, most in (("no manifest", paths, 0.15e-3 * count), ("a manifest", folder, 0.06)):
+        for what, given, most in (("no manifest", paths, 0.15e-3 * count), ("a manifest", folder, 0.06)):
             with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
-                figures = _opened_in_child(opened, rows)
+                opening, reading, memory = _in_child(_open_often, given, paths[0], rows)
             found += [
-                aim(title, f"{name}, {what}: seconds to open", figures[0], most=most),
-                aim(title, f"{name}, {what}: seconds for the first batch", figures[1], most=0.03),
-                aim(title, f"{name}, {what}: MB of memory", figures[2], most=20),
+                aim(title, f"{name}, {what}: seconds to open", median(opening), most=most),
+                aim(title, f"{name}, {what}: seconds for the first batch", median(reading), most=0.03),
+                aim(title, f"{name}, {what}: MB of memory", memory[0], most=20),
             ]
         seconds = _in_child(_index_twice, str(folder))
-        found.append(aim(title, f"{name}: seconds to index", seconds, most=_INDEXED[name] * count))
+        found.append(aim(title, f"{name}: seconds to index", seconds, most=each * count))
     return found
-
-
-def _opened_in_child(paths, rows):
-    """Return medians of the CPU seconds to open and of the first batch, and the megabytes of the first opening."""
-    several = _in_child(_open_often, paths, rows)
-    return median(each[0] for each in several), median(each[1] for each in several), several[0][2]
 
 
 def _in_child(function, *arguments):
@@ -142,9 +130,9 @@ def _index_twice(folder):
     return process_time() - begun
 
 
-def _open_often(paths, rows):
-    one = paths if isinstance(paths, list) else sorted(map(str, paths.glob("00000.*[!x]")))
-    with closing(dataload.open(one[0])) as source:
+def _open_often(paths, one, rows):
+    """Return the CPU seconds of several openings, those of their first batches, and megabytes of memory."""
+    with closing(dataload.open(one)) as source:
         source.read_batch([0])  # imports
     found = []
     for _ in range(5):
@@ -154,7 +142,7 @@ def _open_often(paths, rows):
             opened, memory = process_time(), own_memory()
             source.read_batch(rows)
             found.append((opened - begun, process_time() - opened, (memory - before) / 1e6))
-    return found
+    return [*zip(*found, strict=True)]
 
 
 def own_memory():
@@ -181,17 +169,11 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
         with ExitStack() as held:
             cases = []
             for count in counts[: 3 if suffix == "lmdb" else None]:
-                name_of_first = f"4k-many-shard-0-of-{count}.{suffix}"
-                if different is None:
-                    first = made_tokens(name_of_first, np.arange(records // count * 1024, dtype=np.uint32))
-                else:
-                    first = made(name_of_first, different, records // count, **options)
-                paths = copies(first, count)
+                paths = made_copies("4k-many-", suffix, different, count, records // count, **options)
                 window = {"window": 1024, "stride": 1024} if different is None else {}
                 source = held.enter_context(closing(dataload.open(paths, **window)))
                 plan = batches(len(source), batch_size)
-                for rows in plan:  # opens, maps and decodes
-                    source.read_batch(rows)
+                deque(map(source.read_batch, plan), maxlen=0)  # opens, maps and decodes
                 cases.append(Case(f"{count:,} shards", partial(map, source.read_batch, plan)))
             rows = run_cases(title, cases, same=None)
         found += rows
@@ -203,8 +185,7 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
 def _decoding_by_shards(records, batch_size, count=1000):
     """A batch in the order by shards, where a tenth of the decoded row groups is kept: of many files, and of one."""
     title, each = f"Parquet by shards, a tenth kept, batch {batch_size}", records // count
-    first = made(f"4k-many-shard-0-of-{count}.parquet", floats(1024), each)
-    paths = copies(first, count)
+    paths = made_copies("4k-many-", "parquet", floats(1024), count, each)
     one = made("4k-many-groups.parquet", floats(1024), records, group_bytes=each * 4096)
     order = PoolShuffle(ShardSequential((each,) * count, SEED), 1024, SEED).indices(np.arange(records // 8), epoch=0)
     plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -222,12 +203,11 @@ def unchanged(records=10, batch_size=256):
     """The cost of looking after each read whether the file was changed."""
     found = []
     for count, mapped in ((1, True), (1000, True), (5000, True), (1, False), (1000, False), (5000, False)):
-        size = max(records, 5000 // count)
-        first = made(f"4k-shard-0-of-{count}.syr", floats(1024), size)
-        paths = copies(first, count)
+        paths = made_copies("4k-", "syr", floats(1024), count, max(records, 5000 // count))
         with closing(dataload.open(paths, map=mapped)) as source:
             files = [reader._file for reader in source._readers()]
             plan = batches(len(source), batch_size)
+            deque(map(source.read_batch, plan), maxlen=0)  # maps each file
             shared = source._data_set().directory if mapped else None
             maps = None if shared is None else {False: shared.files._maps, True: core().Maps(count)}
             for shard, path in enumerate(paths if maps else ()):  # the same pages as plain memory, without looks
@@ -250,20 +230,25 @@ def unchanged(records=10, batch_size=256):
     return found
 
 
-def copies(first, count):
-    """The paths of `count` shards, which are copies of the first one."""
-    return [first, *(_copied(first, number, count) for number in range(1, count))]
+def made_copies(name, suffix, different, count, records, nbytes=4096, **options):
+    """The paths of `count` shards, which are copies of one; without records to repeat, of one with tokens."""
+    first = f"{name}{count}-00000.{suffix}"
+    if different is None:
+        first = made_tokens(first, np.arange(records * nbytes // 4, dtype=np.uint32))
+    else:
+        first = made(first, different, records, **options)
+    return [first, *(_copied(Path(first), number) for number in range(1, count))]
 
 
-def _copied(first, number, count):
-    path = first.replace(f"shard-0-of-{count}", f"shard-{number}-of-{count}")
-    if not os.path.exists(path):
-        for suffix in (".idx", ""):  # the data last: they say that all is there
-            source = first.removesuffix(".tar") + suffix if suffix else first
-            if os.path.exists(source):
-                copy = shutil.copytree if os.path.isdir(source) else shutil.copy  # LMDB's are directories
-                copy(source, path.removesuffix(".tar") + suffix if suffix else path)
-    return path
+def _copied(first, number):
+    path = first.with_stem(f"{first.stem[:-5]}{number:05}")
+    if not path.exists():
+        for suffix in (".idx", first.suffix):  # the data last: they say that all is there
+            source = first.with_suffix(suffix)
+            if source.exists():
+                copy = shutil.copytree if source.is_dir() else shutil.copy  # LMDB's are directories
+                copy(source, path.with_suffix(suffix))
+    return str(path)
 
 
 def _open_seconds(paths):

@@ -1,14 +1,13 @@
 """Thousands of sources in files: opening them, their first epoch, and a loader over them beside one source."""
 
 import gc
+from collections import deque
 from contextlib import ExitStack, closing
 from time import process_time
 
-import numpy as np
-
 import dataload
-from benchmarks.costs import copies, own_memory
-from benchmarks.harness import SEED, Case, aim, blobs, made, made_tokens, run_cases, through
+from benchmarks.costs import made_copies, own_memory
+from benchmarks.harness import SEED, Case, aim, blobs, cpu_seconds_of, run_cases, through
 from benchmarks.workloads import floats
 
 SIZE = 1024
@@ -27,18 +26,11 @@ def many_sources(records=200_000, batch_size=256, counts=(1500, 5000)):
     for name, (suffix, different, options, floor) in FORMATS.items():
         for count in (1000,) if suffix == "lmdb" else counts:
             each = records // count
-            first, one = (_made(suffix, different, n, options, of) for n, of in ((each, count), (each * count, 1)))
-            paths = copies(first, count)
+            paths = made_copies(f"source-{each}-", suffix, different, count, each, SIZE, **options)
+            (one,) = made_copies(f"source-{each * count}-", suffix, different, 1, each * count, SIZE, **options)
             title = f"{count:,} sources, {name}, records of {SIZE} bytes, batch {batch_size}"
             found += _measured(title, one, paths, batch_size, floor)
     return found
-
-
-def _made(suffix, different, records, options, count):
-    name = f"source-{records}-shard-0-of-{count}.{suffix}"
-    if different is not None:
-        return made(name, different, records, **options)
-    return made_tokens(name, np.arange(records * SIZE // 4, dtype=np.uint32))
 
 
 def _measured(title, one, paths, batch_size, floor):
@@ -53,8 +45,7 @@ def _measured(title, one, paths, batch_size, floor):
             return through(held.enter_context(dataload.Loader(source, batch_size=batch_size, **settings)))
 
         alone = epoch(opened(one))
-        for _ in alone():  # imports
-            pass
+        deque(alone(), maxlen=0)  # imports
         gc.collect()
         memory, begun = own_memory(), process_time()
         sources = [*map(opened, paths)]
@@ -65,17 +56,12 @@ def _measured(title, one, paths, batch_size, floor):
         batches = mixed()
         next(batches)
         first = process_time() - begun
-        for _ in batches:
-            pass
+        deque(batches, maxlen=0)
         whole = process_time() - begun
         joined = epoch(dataload.concat(sources))
-        for _ in joined():  # which opens and maps each file, as the first epoch of the mix did
-            pass
+        deque(joined(), maxlen=0)  # which opens and maps each file, as the first epoch of the mix did
         cases += [Case("mix", mixed, floor, compared=False), Case("concat", joined, floor, compared=False)]
-        begun = process_time()
-        for _ in mixed():
-            pass
-        again = process_time() - begun
+        again = cpu_seconds_of(lambda: deque(mixed(), maxlen=0))
         rows = run_cases(title, cases, same=None)
     rows += [aim(title, "CPU seconds to open", seconds, most=0.6e-3 * len(paths))]
     rows += [aim(title, "MB of memory to open", memory, most=0.08 * len(paths))]

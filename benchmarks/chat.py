@@ -97,21 +97,23 @@ def in_chunks(transform, conversations):
     return spent
 
 
-def packed(samples, lengths):
-    """Serve an epoch of packed rows from samples in memory."""
-    plan = PackedBatchSampler(
-        sampler=GlobalShuffle(len(samples), 0), lengths=lengths, row_length=ROW, batch_size=4, strategy="best-fit"
-    )
+def order_of(lengths, **settings):
+    """Batches of four packed rows of conversations in a global shuffle."""
+    settings = {"row_length": ROW, "batch_size": 4, "strategy": "best-fit", **settings}
+    return PackedBatchSampler(sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, **settings)
+
+
+def packed(source, lengths, **settings):
+    """Serve an epoch of packed rows; return their number."""
     pack = dataload.Pack({"labels": -100}, varlen=True)
-    with dataload.Loader(dataload.MemorySource(samples), sampler=plan, collate=pack) as loader:
-        for _ in loader:
-            pass
+    with dataload.Loader(source, sampler=order_of(lengths), collate=pack, **settings) as loader:
+        return sum(len(batch["input_ids"]) for batch in loader)
 
 
 def chat():
     count = int(os.environ.get("CHAT", COUNT))
     source = dataload.open(written(count))
-    reading = min(cpu_seconds_of(lambda: list(source)) for _ in range(3))
+    reading = cpu_seconds_of(lambda: list(source), calls=3)
     conversations = [record["messages"] for record in source]
     title, rows = f"{count:,} conversations, Chat and Pack", []
     print(f"\n{title}, CPU time, without workers")
@@ -121,20 +123,17 @@ def chat():
         spent = in_chunks(transform, conversations)
         some = [transform({"messages": talk}) for talk in conversations[:1000]]
         lengths = np.array([len(sample["input_ids"]) for sample in some])
-        packing = (
-            min(cpu_seconds_of(lambda some=some, lengths=lengths: packed(some, lengths)) for _ in range(3))
-            / len(some)
-            * count
-        )
+        samples = dataload.MemorySource(some)
+        seconds = cpu_seconds_of(lambda samples=samples, lengths=lengths: packed(samples, lengths), calls=3)
+        packing = seconds / len(some) * count
         # Lengths are measured first, so all but packing is done twice.
         own = 2 * (spent["transform"] - spent["calls"] - spent["beginnings"] + reading) + packing
         more = {**spent, "reading": reading, "packing": packing}
         rows.append(aim(title, f"{name}: our own part of the calls", own / (2 * spent["calls"]), most=0.1, **more))
         print(f"  {'':64} renderings of beginnings: {spent['beginnings'] / spent['calls']:.2f} of the calls")
     every = np.random.default_rng(1).choice(lengths, LENGTHS)
-    settings = {"lengths": every, "row_length": ROW, "batch_size": 4, "strategy": "best-fit", "window": 4096}
-    plan = PackedBatchSampler(sampler=GlobalShuffle(LENGTHS, 0), **settings)
-    rows.append(aim(title, f"fill of rows of {ROW:,}, window 4,096", every.sum() / (plan.items(0) * ROW), 0.99))
+    filled = every.sum() / (order_of(every, window=4096).items(0) * ROW)
+    rows.append(aim(title, f"fill of rows of {ROW:,}, window 4,096", filled, 0.99))
     return rows + beside_trl()
 
 
@@ -188,13 +187,8 @@ def epoch(path, workers, prepares):
     else:
         lengths = measure_mapped(source, transform).fields["input_ids"]
     prepared = time.perf_counter()
-    plan = PackedBatchSampler(
-        sampler=GlobalShuffle(len(source), 0), lengths=lengths, row_length=ROW, batch_size=4, strategy="best-fit"
-    )
     processes = {"num_workers": workers, "executor": "processes"} if workers else {}
-    pack = dataload.Pack({"labels": -100}, varlen=True)
-    with dataload.Loader(source, sampler=plan, transform=transform, collate=pack, **processes) as loader:
-        rows = sum(len(batch["input_ids"]) for batch in loader)
+    rows = packed(source, lengths, transform=transform, **processes)
     print(json.dumps({"prepare": prepared - begun, "epoch": time.perf_counter() - prepared, "rows": rows}))
 
 

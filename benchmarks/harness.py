@@ -1,5 +1,6 @@
 """Data, cases and tables that all benchmarks share. Made data are those of `dataload.bench`."""
 
+import importlib.util
 import itertools
 import math
 import shutil
@@ -98,18 +99,19 @@ def content(batch):
     return found
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return the seconds that one call takes."""
-    begun = perf_counter()
-    work()
-    return perf_counter() - begun
+def seconds_of(work: Callable[[], object], calls: int = 1, clock: Callable[[], float] = perf_counter) -> float:
+    """Return the seconds that one call takes, the least of several."""
+    found: list[float] = []
+    for _ in range(calls):
+        begun = clock()
+        work()
+        found.append(clock() - begun)
+    return min(found)
 
 
-def cpu_seconds_of(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of this process that one call takes."""
-    begun = process_time()
-    work()
-    return process_time() - begun
+def cpu_seconds_of(work: Callable[[], object], calls: int = 1) -> float:
+    """Return the CPU seconds of this process that one call takes, the least of several."""
+    return seconds_of(work, calls, process_time)
 
 
 def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
@@ -246,9 +248,9 @@ def summary(rows):
             yield f"{row['title']}: {row['case']}".ljust(110) + f" {reached:10.4g}  {bound:12} {verdict}"
 
 
-def workers_named(count):
+def workers_named(count, name="Loader"):
     """The name of a loader in tables."""
-    return f"Loader, {count or 'no'} worker{'' if count in (0, 1) else 's'}"
+    return f"{name}, {count or 'no'} worker{'' if count in (0, 1) else 's'}"
 
 
 def loaders(held, source, batch_size, workers, floors, **options):
@@ -257,6 +259,19 @@ def loaders(held, source, batch_size, workers, floors, **options):
         settings = {"batch_size": batch_size, "shuffle": True, "seed": SEED, "num_workers": count, **options}
         loader = held.enter_context(dataload.Loader(source, **settings))
         yield Case(workers_named(count), through(loader), floors.get(count))
+
+
+def torch_loaders(dataset_for, batch_size, workers=(0, 2), name="torch DataLoader"):
+    """A case of torch's loader for each number of workers, with the data set of each; none without torch."""
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed: no peer (pip install torch)")
+        return
+    from torch.utils.data import DataLoader
+
+    for count in workers:
+        several = {"num_workers": count, "persistent_workers": count > 0}
+        loader = DataLoader(dataset_for(count), batch_size=batch_size, shuffle=True, **several)
+        yield Case(workers_named(count, name), loader.__iter__)
 
 
 def more_workers(rows):

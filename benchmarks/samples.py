@@ -4,7 +4,6 @@ That is a TorchRecord of decoded images beside torch's DataLoader over the JPEG 
 TorchRecord's README: ``Resize((224, 224))`` and ``ToTensor()``.
 """
 
-import importlib.util
 import io
 import shutil
 from contextlib import ExitStack
@@ -15,7 +14,19 @@ import numpy as np
 
 import dataload
 from benchmarks.formats import copied
-from benchmarks.harness import ROOT, Case, against, aim, loaders, made, more_workers, run_cases, through
+from benchmarks.harness import (
+    ROOT,
+    Case,
+    against,
+    aim,
+    loaders,
+    made,
+    more_workers,
+    run_cases,
+    through,
+    torch_loaders,
+    workers_named,
+)
 from benchmarks.limits import in_threads
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
@@ -99,10 +110,7 @@ def _beside_torch(title, records, transform, source, peer, floor):
             source, batch_size=BATCH, shuffle=True, transform=transform, num_workers=2, executor="processes"
         )
         cases.append(Case("Loader, 2 processes", through(held.enter_context(pool))))
-        if importlib.util.find_spec("torch") is None:
-            print("torch is not installed: no peer (pip install torch)")
-        else:
-            cases += _torch_cases(lambda workers: Transformed(peer(workers), transform))
+        cases += torch_loaders(lambda workers: Transformed(peer(workers), transform), BATCH)
         rows = run_cases(title, cases, rows=lambda _: BATCH, same=None)
     by_name = {row["case"]: row for row in rows}
     serial, alone = by_name["Loader, no worker"], rows[0]
@@ -113,15 +121,6 @@ def _beside_torch(title, records, transform, source, peer, floor):
         processes = by_name["Loader, 2 processes"]
         found.append(against(processes, by_name["torch DataLoader, 2 workers"], floor))
     return found
-
-
-def _torch_cases(dataset_for):
-    from torch.utils.data import DataLoader
-
-    for workers in (0, 2):
-        several = {"num_workers": workers, "persistent_workers": workers > 0}
-        loader = DataLoader(dataset_for(workers), batch_size=BATCH, shuffle=True, **several)
-        yield Case(f"torch DataLoader, {workers or 'no'} worker{'s' * (workers > 1)}", loader.__iter__)
 
 
 def jpeg(count=2048, batch_size=32):
@@ -167,19 +166,13 @@ def images():
 
 
 def _of_size(size):
-    from torch.utils.data import DataLoader
-
     title = f"A TorchRecord of images of {size[0]} x {size[1]}"
     folder = _written(size)
     record, files = str(folder / "record"), _Files(folder / "list.txt")
-    cases = []
-    for workers in range(3):
-        several = {"num_workers": workers, "persistent_workers": workers > 0}
-        loader = DataLoader(files, batch_size=32, shuffle=True, **several)
-        cases.append(Case(f"torch DataLoader, JPEG files, {workers} workers", loader.__iter__))
+    cases = [*torch_loaders(lambda _: files, 32, range(3), "torch DataLoader, JPEG files")]
     for workers in range(3):
         loader = torchrecord.TorchRecord(record, 1, True, 32, workers)
-        cases.append(Case(f"dataload.compat.torchrecord, {workers} workers", loader.__iter__))
+        cases.append(Case(workers_named(workers, "dataload.compat.torchrecord"), loader.__iter__))
     rows = run_cases(title, cases, rows=lambda batch: len(batch[1]), same=None, seconds=0.6)
     conventional, ours = (max(found, key=lambda row: row["records_per_second"]) for found in (rows[:3], rows[3:]))
     return [*rows, against(ours, conventional, 3)]

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.harness import Case, against, batches, loaders, made_tokens, more_workers, run_cases
+from benchmarks.harness import Case, against, batches, loaders, made_tokens, more_workers, run_cases, torch_loaders
 from dataload.sources.tokens.reader import TokenSource
 
 T = 1024
@@ -79,20 +79,13 @@ class Windows:
 
 def beside_torch(source, stored):
     """Inputs and targets as int64 tensors, as nanoGPT's training loop takes them."""
-    try:
-        import torch
-        from torch.utils.data import DataLoader
-    except ImportError:
-        print("torch is not installed: no peer (pip install torch)")
+    theirs = [*torch_loaders(lambda _: Windows(stored), ROWS)]
+    if not theirs:
         return []
 
-    theirs = []
-    for workers in (0, 2):
-        several = {"num_workers": workers, "persistent_workers": workers > 0}
-        loader = DataLoader(Windows(stored), batch_size=ROWS, shuffle=True, **several)
-        theirs.append(Case(f"torch DataLoader, {workers} workers", loader.__iter__))
-
     def get_batch():
+        import torch
+
         for _ in range(len(source) // ROWS):
             starts = torch.randint(len(stored) - T, (ROWS,)).tolist()
             yield tuple(

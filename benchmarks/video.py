@@ -7,7 +7,6 @@ Python of an environment with both; see the Makefile.
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -16,12 +15,14 @@ import av
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROOT, VERSION, aim
+from benchmarks.harness import ROOT, VERSION, aim, cpu_seconds_of, seconds_of
+from dataload.convert.indexing import index_shards
 from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 
 FILES = {"224p": ((224, 224), 2000, 400, (2, 12, 60, 250)), "720p": ((720, 1280), 1800, 150, (12, 60))}
 CLIPS, CLIP, STRIDE = 40, 16, 4
 MANY = 1000
+CALLS = 3  # of which the fastest counts
 HELD = 350  # frames of 720p, of which 1 GiB holds 388
 
 
@@ -49,24 +50,13 @@ def made(name, gop):
     return path
 
 
-def timed(function):
-    """CPU and wall seconds of a call, the best of three."""
-    found = []
-    for _ in range(3):
-        begun = time.process_time(), time.perf_counter()
-        function()
-        found.append((time.process_time() - begun[0], time.perf_counter() - begun[1]))
-    return tuple(map(min, zip(*found, strict=True)))
-
-
-def in_order(path, wanted=None):
-    """Decode by PyAV with one thread, and convert those frames that are wanted."""
+def in_order(path):
+    """Decode by PyAV with one thread, and convert all frames."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_type = "NONE"
-        for number, frame in enumerate(container.decode(stream)):
-            if wanted is None or number in wanted:
-                frame.to_ndarray(format="rgb24")
+        for frame in container.decode(stream):
+            frame.to_ndarray(format="rgb24")
 
 
 def served(source, order, **settings):
@@ -92,18 +82,15 @@ def from_keyframes(path, clips, starts, times):
 
 
 def shuffled():
-    rows, title = [], "frames through a pool, CPU time"
+    rows, title, settings = [], "frames through a pool, CPU time", {"num_workers": 2, "prefetch": 2}
     for name, (_, frames, pool, gops) in FILES.items():
         for gop in gops:
             path = made(name, gop)
-            base, _ = timed(lambda path=path: in_order(path))
+            base = cpu_seconds_of(lambda path=path: in_order(path), CALLS)
             with dataload.open(path) as source:
                 order = PoolShuffle(ShardSequential(source.groups, 0), pool, 0)
-                settings = {"num_workers": 2, "prefetch": 2}
-                spent, _ = timed(
-                    lambda source=source, order=order, settings=settings: served(source, order, **settings)
-                )
-                decoded = source.frames_decoded / 3 / frames
+                spent = cpu_seconds_of(lambda source=source, order=order: served(source, order, **settings), CALLS)
+                decoded = source.frames_decoded / CALLS / frames
             more = {"in_order": base, "ours": spent}
             rows.append(aim(title, f"{name}, groups of {gop}: of PyAV in order", spent / base, most=1.25, **more))
             rows.append(aim(title, f"{name}, groups of {gop}: decoded", decoded, most=1.02))
@@ -120,8 +107,8 @@ def clips():
         with av.open(str(path)) as container:
             units = np.round(times["time"] / float(container.streams.video[0].time_base)).astype(np.int64)
         every = [[int(start) + offset for offset in span] for start in chosen]
-        base, _ = timed(lambda: from_keyframes(path, every, groups, units))
-        spent, _ = timed(lambda: [windows.read_batch([int(index)], ["frame"]) for index in chosen])
+        base = cpu_seconds_of(lambda: from_keyframes(path, every, groups, units), CALLS)
+        spent = cpu_seconds_of(lambda: [windows.read_batch([int(index)], ["frame"]) for index in chosen], CALLS)
     title = f"{CLIPS} random clips of {CLIP} frames at stride {STRIDE}, CPU time"
     return [aim(title, "of PyAV from the keyframes", spent / base, most=1.1, base=base, ours=spent)]
 
@@ -141,8 +128,8 @@ def threads():
                     while source.frames_decoded < before + HELD:
                         time.sleep(0.002)  # nothing tells when a frame is decoded
 
-            ahead[count] = timed(decoded)[1]
-            whole[count] = timed(lambda source=source, order=order: served(source, order, prefetch=1))[1]
+            ahead[count] = seconds_of(decoded, CALLS)
+            whole[count] = seconds_of(lambda source=source, order=order: served(source, order, prefetch=1), CALLS)
     more = {"ahead": ahead[2], "loader": whole[2], "loader_ratio": whole[1] / whole[2]}
     return [aim("decoding ahead, by the clock", "two threads", ahead[1] / ahead[2], 1.8, **more)]
 
@@ -163,15 +150,13 @@ def opening():
                 for _ in container.demux(container.streams.video[0]):
                     pass
 
-    base = timed(demuxed)[0]
+    base = cpu_seconds_of(demuxed, CALLS)
     (folder / "dataload.json").unlink(missing_ok=True)
-    without = timed(lambda: len(dataload.open(folder, cache=False)))[0]
+    without = cpu_seconds_of(lambda: len(dataload.open(folder, cache=False)), CALLS)
     len(dataload.open(folder))
-    cached = timed(lambda: len(dataload.open(folder)))[0]
-    subprocess.run(
-        [sys.executable, "-m", "dataload", "index", "--manifest", folder], check=True, stdout=subprocess.DEVNULL
-    )
-    listed = timed(lambda: len(dataload.open(folder)))[0]
+    cached = cpu_seconds_of(lambda: len(dataload.open(folder)), CALLS)
+    index_shards(str(folder))
+    listed = cpu_seconds_of(lambda: len(dataload.open(folder)), CALLS)
     title = f"opening {MANY:,} videos of 60 frames, CPU time"
     return [
         aim(title, "of demuxing them", without / base, most=1.2, base=base, ours=without),
@@ -300,7 +285,7 @@ def torchcodec():
         path = made("224p", gop)
         with dataload.open(path) as source:
             order = PoolShuffle(ShardSequential(source.groups, 0), 400, 0)
-            spent, _ = timed(lambda source=source, order=order: served(source, order, num_workers=2))
+            spent = cpu_seconds_of(lambda source=source, order=order: served(source, order, num_workers=2), CALLS)
             shuffled = GlobalShuffle(len(source), 0).indices(np.arange(60 if gop > 60 else 400), epoch=0).tolist()
             each = spent / len(source)
         in_order, random = asked(path=str(path), order=None), asked(path=str(path), order=shuffled)

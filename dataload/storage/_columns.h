@@ -141,26 +141,34 @@ static void copy_values(char *to, const char *const *from, int64_t start, int64_
 
 static void run_cut(const void *job) {
     const Cut *c = job;
-    int64_t copied = 0;
+    int64_t copied = 0, lines = (c->length + LINE - 1) / LINE;
     for (Py_ssize_t field = 0; field < c->fields; field++) copied += c->lengths[field];
-    int far = !c->words && copied <= c->length / LINE, tile = far ? MANY : TILE;
+    int far = !c->words && copied <= c->length / LINE, tile = far ? MANY : TILE, spread = !far && lines < c->fields;
     for (Py_ssize_t first = 0; first < c->count; first += tile) {
         int rows = c->count - first < tile ? (int)(c->count - first) : tile;
         const char *from[MANY];
         for (int row = 0; row < rows; row++) {
             from[row] = FROM(c, first + row);
             if (far) continue; /* the processor waits for many values at once */
-            if (first + row + TILE < c->count && c->length > 4 * LINE)
+            if (!spread && first + row + TILE < c->count && c->length > 4 * LINE)
                 prefetch_row(FROM(c, first + row + TILE), c->length);
-            else if (first + row + TILE < c->count)
-                for (int64_t line = 0; line < c->length; line += LINE)
-                    __builtin_prefetch(FROM(c, first + row + TILE) + line);
+            else if (!spread && first + row + TILE < c->count)
+                for (int64_t line = 0; line < lines; line++)
+                    __builtin_prefetch(FROM(c, first + row + TILE) + line * LINE);
             if (row_differs(c, from[row])) {
                 *c->differs = first + row;
                 return;
             }
         }
+        /* What many fields are in is fetched between them: memory serves only so many lines at once. */
+        int64_t left = c->count - first - rows, fetched = 0, line = 0;
+        int64_t ahead = spread ? (left < TILE ? left : TILE) * lines : 0;
+        Py_ssize_t next = first + rows;
         for (Py_ssize_t field = 0; field < c->fields; field++) {
+            for (; fetched * c->fields < ahead * (field + 1); fetched++) {
+                __builtin_prefetch(FROM(c, next) + line * LINE);
+                if (++line == lines) line = 0, next++;
+            }
             int64_t start = c->starts[field], length = c->lengths[field];
             char *to = c->out + c->targets[field] + first * length;
             switch (length) {

@@ -70,7 +70,7 @@ def is_pickled_for_worker() -> bool:
 
 
 class PerProcess(Generic[T]):
-    """A value that each process makes on first use. A forked child leaves the parent's value alone."""
+    """A value that each process makes on first use. A forked child leaves the parent's alone; pickles have none."""
 
     __slots__ = ("_drops", "_locks", "_value")
 
@@ -105,6 +105,9 @@ class PerProcess(Generic[T]):
         self._drops += 1
         value, self._value = self.peek(), None
         return value
+
+    def __reduce__(self) -> Any:
+        return PerProcess, ()
 
 
 CACHED_BYTES = 1 << 29

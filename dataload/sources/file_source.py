@@ -364,7 +364,7 @@ class FileSource(Source[T_co]):
             self._remote.release()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_described")}
+        state = {name: value for name, value in self.__dict__.items() if name != "_described"}
         if self._known is not None and not any(map(is_url, self._paths)):
             # What is known of local files holds here and now. Workers compare versions.
             state["_known"] = replace(self._known, contents=None, versions=None)
@@ -385,10 +385,10 @@ class FileSource(Source[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._versions = self._known = self._described = None
-        vars(self).update(state)
+        # A copy in this process has its own files, too.
+        vars(self).update((name, PerProcess() if isinstance(it, PerProcess) else it) for name, it in state.items())
         if isinstance(packed := state["_paths"], bytes):
             self._paths = tuple(zlib.decompress(packed).decode("utf-8", "surrogatepass").split("\0"))
-        self._opened = PerProcess()
 
     def __repr__(self) -> str:
         parts = [repr(self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}")]

@@ -32,7 +32,6 @@ from dataload.types import AheadReader, Array, Batch, BytesArray, FieldSpec, Int
 
 _MOST_NAMED = 5  # files in a message
 _FEWEST_LISTED = 64  # files; the tables of fewer are loaded in a few milliseconds
-_PER_PROCESS = ("_decoders", "_sounds", "_frames", "_server", "_client", "_children", "_group_lengths")
 
 
 class VideoSource(FileSource[Record]):
@@ -70,10 +69,6 @@ class VideoSource(FileSource[Record]):
         folders = [name.partition("/")[0] for name in self._names.values() if "/" in name]
         self._class_names = tuple(sorted({*folders})) if len(folders) == len(self._names) else ()
         self._address = ""
-        self._forget()
-
-    def _forget(self) -> None:
-        """Set what each process has by itself."""
         self._group_lengths: Int64Array | None = None  # once they are known
         self._decoders: PerProcess[LentDecoders] = PerProcess()
         self._sounds: PerProcess[LentDecoders] = PerProcess()
@@ -272,10 +267,5 @@ class VideoSource(FileSource[Record]):
                 value.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in super().__getstate__().items() if name not in _PER_PROCESS}
         server = self._server.peek() if is_pickled_for_worker() else None
-        return state | {"_address": server.address if server else ""}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget()
+        return {**super().__getstate__(), "_group_lengths": None, "_address": server.address if server else ""}

@@ -62,7 +62,7 @@ class ConcatSource(ViewSource[Any]):
     def over(self, sources: Sequence[Source[Any]]) -> Self:
         """Return a copy with other sources in place of these."""
         found = copy(self)
-        found._parents, found._ends = tuple(sources), None
+        found._parents, found._ends, found._joint = tuple(sources), None, PerProcess()
         return found
 
     def _bounds(self) -> Int64Array:
@@ -92,13 +92,6 @@ class ConcatSource(ViewSource[Any]):
     def close(self) -> None:
         super().close()
         self._joint.drop()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_joint"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._joint = PerProcess()
 
     def _read(self, indices: Int64Array) -> list[Any]:
         records = self._records(indices)

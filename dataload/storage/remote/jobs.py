@@ -259,9 +259,6 @@ class BoardReader:
         weakref.finalize(self, os.close, file).atexit = False
         return file
 
-    def __reduce__(self) -> Any:
-        return BoardReader, (self._path, self._numbers)
-
 
 def _look(file: int, number: int | None, *, waits: bool) -> Coming:
     with suppress(OSError):

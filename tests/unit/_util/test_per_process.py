@@ -1,5 +1,6 @@
 """Values that are dropped while they are made."""
 
+import pickle
 import threading
 
 import numpy as np
@@ -28,6 +29,7 @@ def test_a_value_that_is_dropped_while_it_is_made_is_forgotten():
     thread.join()
     assert found == ["first"]  # who has asked before
     assert value.get(lambda: "second") == "second"
+    assert pickle.loads(pickle.dumps(value)).peek() is None
     assert (value.drop(), value.drop()) == ("second", None)
 
 

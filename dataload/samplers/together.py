@@ -11,7 +11,7 @@ from dataload._util.caches import PerProcess
 from dataload._util.randomness import KEY_WORDS, ROUNDS, SMALL, UInt64Array, derive_keys
 from dataload.samplers.basic import GlobalShuffle, Sequential, indices_without_end
 from dataload.samplers.common import BoolArray, divide, split_by_group
-from dataload.storage.core import compiled_core, is_compiled
+from dataload.storage.core import core
 from dataload.types import Int64Array, Sampler
 
 
@@ -23,9 +23,7 @@ class Orders:
         self.before: Mapping[tuple[int, int], Sampler] = before or {}
         """The order of components before they grew, by component and number of shards; see `Change.shards`."""
         self.lengths: Int64Array = np.array([*map(len, samplers)], np.int64)
-        self._is_shuffled = np.array(
-            [is_compiled() and type(each) is GlobalShuffle and each.parent is None for each in samplers]
-        )
+        self._is_shuffled = np.array([type(each) is GlobalShuffle and each.parent is None for each in samplers])
         self._is_other = ~self._is_shuffled & np.array([type(each) is not Sequential for each in samplers])
         self._shuffles: PerProcess[_Shuffles] = PerProcess()
 
@@ -73,12 +71,12 @@ class Permutations(NamedTuple):
 
     def select(self, numbers: Int64Array, keys: UInt64Array) -> None:
         """Set permutations to those that keys select, (numbers, KEY_WORDS) uint64."""
-        compiled_core().put_keys(*self, numbers, keys)
+        core().put_keys(*self, numbers, keys)
 
     def find(self, numbers: Int64Array, draws: Int64Array, firsts: Int64Array, passes: Int64Array) -> Int64Array:
         """Return the images of draws, (rows,), -1 where they are of another pass than the one in `passes`."""
         found = np.empty_like(draws)
-        compiled_core().permute(*self, passes, firsts, numbers, draws, found)
+        core().permute(*self, passes, firsts, numbers, draws, found)
         return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload.storage._orders_numpy import permute, put_keys
 from dataload.types import BytesArray, Int64Array
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "highway_hashes",
     "integers",
     "lmdb_nodes",
+    "permute",
+    "put_keys",
     "tar_lines",
     "tar_open",
 ]

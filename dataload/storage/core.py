@@ -41,8 +41,7 @@ def core():  # noqa: ANN201 - the type of a module has no name
 def compiled_core() -> Any:
     """Return the compiled extension, if `is_compiled`.
 
-    It alone has `Maps` of files, `Tables`, which are numbers of many shards, and `put_keys` and `permute`, many
-    permutations: see `_shards.h` and `_orders.h`. Without it, each shard and each order is read by itself.
+    It alone has `Maps` of files and `Tables` of many shards, see `_shards.h`. Without it, each shard is read by itself.
     """
     return importlib.import_module("dataload.storage._core_c")
 

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from cores import CORES, _core_c, check_allocations, compiled, numbers, outcome
+from cores import CORES, _core_c, check_allocations, compiled, each, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,11 +122,11 @@ ENDS = numbers(1, 2, 5, 1000, 1024, 1025, 70_000, 2**32 + 5, 2**47, 0, 7)  # the
 KEYS = np.random.default_rng(0).integers(0, 2**63, (9, 2), np.uint64)
 
 
-def permutations(which):
+def permutations(one, which):
     """Return the tables of permutations, with keys for some."""
     starts = np.cumsum(np.where(ENDS <= 1024, ENDS, 0)) - ENDS
     tables = np.zeros((len(ENDS), 12), np.uint64), np.zeros(int(starts[-1]), np.int16), ENDS, starts
-    _core_c.put_keys(*tables, which, KEYS[: len(which)])
+    one.put_keys(*tables, which, KEYS[: len(which)])
     return tables
 
 
@@ -134,27 +134,29 @@ def permutations(which):
 def test_permutations_give_each_number_once_and_no_other_pass(rows):
     which, draws = (numbers(*column) for column in (zip(*rows, strict=True) if rows else ((), ())))
     which, draws = np.append(which, [6] * 70_000), np.append(draws, np.arange(70_000))
-    out, passes = np.zeros(len(which), np.int64), np.full(len(ENDS), 2)
-    late = _core_c.permute(*permutations(np.arange(9)), passes, passes, which, draws, out)
-    is_late = draws >= ENDS[which]
-    assert ((out < 0) == is_late).all()
-    assert late == is_late.sum()
-    for number in range(9):
-        own = (which == number) & ~is_late
-        assert (out[own] == permute(draws[own], int(ENDS[number]), KEYS[number])).all()
+    is_late, passes = draws >= ENDS[which], np.full(len(ENDS), 2)
+    for one in CORES:
+        out = np.zeros(len(which), np.int64)
+        late = one.permute(*permutations(one, np.arange(9)), passes, passes, which, draws, out)
+        assert ((out < 0) == is_late).all()
+        assert late == is_late.sum()
+        for number in range(9):
+            own = (which == number) & ~is_late
+            assert (out[own] == permute(draws[own], int(ENDS[number]), KEYS[number])).all()
 
 
+@each
 @pytest.mark.parametrize(
     ("which", "count", "passes"), [(-1, 1, 11), (11, 1, 11), (9, 1, 11), (10, 1, 11), (0, 2, 11), (0, 1, 10)]
 )
-def test_what_is_no_permutation_is_refused(which, count, passes):
-    tables, out = permutations(np.arange(9)), np.zeros(1, np.int64)
+def test_what_is_no_permutation_is_refused(one, which, count, passes):
+    tables, out = permutations(one, np.arange(9)), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="row 0 is of no permutation"):
-        _core_c.permute(
+        one.permute(
             *tables, np.zeros(passes, np.int64), np.zeros(11, np.int64), numbers(which), np.zeros(count, np.int64), out
         )
     with pytest.raises(ValueError, match="row 0 is of no permutation"):
-        _core_c.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
+        one.put_keys(*tables, numbers(which), np.zeros((count + 11 - passes, 2), np.uint64))
 
 
 @given(

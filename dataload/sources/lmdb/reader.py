@@ -35,7 +35,6 @@ KeyOrder: TypeAlias = Literal["number", "bytes"]
 
 _LEAST_CACHED = 100_000  # minimum number of records of a cached table: about 10 ms of work
 _MOST_DIGITS = 18
-_WIDEST_SPAN = 4  # numbers per record that are sorted by counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +126,6 @@ def order_of(nodes: Nodes) -> tuple[KeyOrder, Int64Array | None]:
         return "bytes", None
     if bool((numbers[1:] > numbers[:-1]).all()):
         return "number", None
-    least = int(numbers.min())
-    span = int(numbers.max()) - least + 1
-    if span <= _WIDEST_SPAN * len(numbers):
-        places = np.full(span, -1, np.int64)
-        places[numbers - least] = np.arange(len(numbers))
-        places = places[places >= 0]
-        if len(places) == len(numbers):
-            return "number", places
     # Among equal numbers, "7" and "07", the shorter key comes first.
     return "number", np.lexsort((nodes.key_sizes, numbers))
 

@@ -199,20 +199,15 @@ class Source(Records[T_co]):
         if not all(len(held_out) for _, held_out in pairs):
             message = f"a fold of {len(self):,} records would be empty: choose fewer folds, exact=True or another seed"
             raise ConfigError(message, key="folds", value=folds)
-        return Folds(self, pairs, division)
+        return Folds(pairs, Parts(self, {f"fold {n}": fold for n, (_, fold) in enumerate(pairs)}, division))
 
 
 class Folds(list[tuple[Source[Any], Source[Any]]]):
     """Pairs of the records of all folds but one, and of that fold; see `Source.k_fold`."""
 
-    def __init__(
-        self,
-        source: Source[Any],
-        pairs: Sequence[tuple[SelectionSource[Any], SelectionSource[Any]]],
-        division: Division,
-    ) -> None:
+    def __init__(self, pairs: Sequence[tuple[Source[Any], Source[Any]]], parts: Parts) -> None:
         super().__init__(pairs)
-        self._parts = Parts(source, {f"fold {number}": fold for number, (_, fold) in enumerate(pairs)}, division)
+        self._parts = parts
 
     @property
     def report(self) -> str:

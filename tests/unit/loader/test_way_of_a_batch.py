@@ -57,7 +57,7 @@ def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
         ("a.jsonl", {"x": 1}, 8),
         ("a.tfrecord", {"x": [1, 2]}, 9),
         ("a.arrow", {"x": [1, 2]}, 10),
-        ("a.array_record", {"x": [1, 2]}, 10),
+        ("a.array_record", {"x": [1, 2]}, 9),
         ("a.lmdb", {"x": np.arange(2)}, 10),
     ],
 )

@@ -11,8 +11,7 @@ import numpy as np
 
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
-from dataload.catalog.facts import select_fields, spec_of
-from dataload.collate import default_collate
+from dataload.catalog.facts import spec_of
 from dataload.errors import redacted
 from dataload.sources.base import Source
 from dataload.sources.memory import MemorySource
@@ -108,8 +107,7 @@ class WrappedSource(Source[Any]):
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if isinstance(self._data, ColumnReader):
             return self._data.read_batch(indices, fields)
-        records = self._read(indices)
-        return default_collate(records if fields is None else [select_fields(record, fields) for record in records])
+        return super()._read_columns(indices, fields)
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:

@@ -210,8 +210,7 @@ class FolderReader(ShardReader[Record]):
         for name in names:
             values = self._values(name, indices, contents)
             with decoding():  # of the batch's column
-                one = [{name: value} for value in values] if isinstance(values, list) else None
-                batch[name] = values if one is None else default_collate(one)[name]
+                batch[name] = default_collate.column(values, name) if isinstance(values, list) else values
         return batch
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:

@@ -209,7 +209,7 @@ class _MDSShard(ShardReader[Record]):
         for name, values in columns.items():
             if isinstance(values, list):
                 with decoding():
-                    columns[name] = default_collate([{name: value} for value in values])[name]
+                    columns[name] = default_collate.column(values, name)
         return columns
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - most fields are beside each other

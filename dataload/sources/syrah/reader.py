@@ -189,7 +189,7 @@ class _Reader:
         if self._bytes:
             return self._ranges(indices)
         rows = self._rows(indices)
-        return default_collate([{name: value} for value in self._each(indices)])[name] if rows is None else rows
+        return default_collate.column(self._each(indices), name) if rows is None else rows
 
     def values(self, indices: Int64Array) -> list[Any]:
         rows = self._rows(indices)

@@ -295,7 +295,7 @@ class TarReader(ShardReader[Record]):
         if field.only("bytes"):
             return values
         with decoding():  # of the batch's column
-            return default_collate([{name: value} for value in values])[name]
+            return default_collate.column(values, name)
 
     def _each(
         self, field: Field, samples: Int64Array, components: Int64Array, contents: BytesColumn | None = None

@@ -11,15 +11,7 @@ from figures import assert_no_overlap
 
 import dataload
 from dataload.analysis.pictures import order_figure, stream_figure
-from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
-from dataload.samplers.quality import (
-    ShardLayout,
-    expected_shards,
-    judge_order,
-    order_report,
-    sample_order,
-    shards_per_batch,
-)
+from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential, quality
 from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
 
@@ -28,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("fonts")
 
 def drawn(planner, shards, about="the order", **options):
     """The sample of an order, and its picture."""
-    sample = sample_order(planner)
-    report = judge_order(sample, shards)
+    sample = quality.sample_order(planner)
+    report = quality.judge_order(sample, shards)
     return sample, order_figure(sample, shards, report, about, **options)
 
 
@@ -151,7 +143,7 @@ def test_the_report_notes_samples_and_records_that_do_not_come(config):
 
 def test_the_report_as_json_is_that_of_the_library(config):
     found = facts("order", config, "--epoch", 1, "--world-size", 2)
-    report = order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=32), epoch=1)
+    report = quality.order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=32), epoch=1)
     assert found["report"] == json.loads(json.dumps(report.to_json()))
     assert found["first_indices"] == [batch[:10] for batch in batches(config, "loader.batch_size=32", epoch=1)[:3]]
     assert (found["world_size"], found["rows_per_step"], found["steps"], found["pool"]) == (2, 32, 32, None)
@@ -190,7 +182,7 @@ def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
     found = facts("order", shards, "--quality", 0.5, "--set", "loader.shuffle=shards")
     pool = found["pool"]
     sampler = PoolShuffle(ShardSequential((20,) * 40, 3), 1024, 3)
-    report = order_report(BatchSampler(sampler=sampler, batch_size=16), shard_lengths=(20,) * 40)
+    report = quality.order_report(BatchSampler(sampler=sampler, batch_size=16), shard_lengths=(20,) * 40)
     assert pool["present_quality"] == report.mixing.middle
     assert (pool["quality"], pool["present_pool_size"]) == (0.5, 1024)
     size = pool["pool_size"]
@@ -219,7 +211,7 @@ def test_the_picture_is_a_png(config, tmp_path):
 def test_the_picture_carries_the_data():
     lengths = (*(100,) * 19, 99)  # 1,999 is prime: no distance is at the edge of a bar
     order = PoolShuffle(ShardSequential(lengths, 0), 300, 0)
-    shards = ShardLayout.of(1999, lengths)
+    shards = quality.ShardLayout.of(1999, lengths)
     sample, figure = drawn(BatchSampler(sampler=order, batch_size=32), shards, "a $pool$")
     title, about = figure.texts
     assert title.get_text().startswith("A batch mixes ")
@@ -242,16 +234,18 @@ def test_the_picture_carries_the_data():
     assert np.column_stack(ideal.get_data()).tolist() == [[0, 2], [1, 0]]
 
     found, line = mixing.lines
-    assert found.get_ydata().tolist() == shards_per_batch(sample, shards).tolist()
+    assert found.get_ydata().tolist() == quality.shards_per_batch(sample, shards).tolist()
     assert found.get_xdata().tolist() == list(range(63))
-    assert line.get_ydata()[:-1].tolist() == expected_shards(shards, np.full(62, 32)).tolist()
+    assert line.get_ydata()[:-1].tolist() == quality.expected_shards(shards, np.full(62, 32)).tolist()
     assert mixing.get_ylabel() == "shards in a batch of all ranks, of 20"
     assert_no_overlap(figure)
 
 
 @pytest.mark.slow_suite
 def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), ShardLayout.of(10**10), "long")
+    _, figure = drawn(
+        BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), quality.ShardLayout.of(10**10), "long"
+    )
     assert figure.texts[1].get_text() == "long (a sample: 261,120 positions of 10,000,000,000)"
     (dots,) = figure.axes[0].lines
     assert len(dots.get_xdata()) <= 5000

@@ -7,46 +7,26 @@ import pytest
 from bad_errors import Demanding, Holding
 
 from dataload import errors
-from dataload.errors import (
-    ChangedFileError,
-    ClosedSourceError,
-    ConfigError,
-    CorruptFileError,
-    DataloadError,
-    MachineError,
-    MissingDependencyError,
-    SourceError,
-    SourceNotFoundError,
-    StateMismatchError,
-    StoreError,
-    UnsupportedFormatError,
-    WorkerError,
-    closest,
-    message_of,
-    printable,
-    text_of,
-    traceback_of,
-)
 
 EXAMPLES = [
-    DataloadError("something"),
-    ConfigError("wrong", key="loader.batch_size", value=-1),
-    SourceError("wrong", path="/data/x"),
-    SourceNotFoundError("nothing there", path="/data/x"),
-    UnsupportedFormatError("found zeros", path="/data/x"),
-    CorruptFileError("sizes disagree", path="/data/x", offset=17, index=3),
-    ClosedSourceError("closed", path="/data/x"),
-    ChangedFileError("cut", path="/data/x", offset=17),
-    MachineError("no memory", path="/data/x"),
-    StoreError("no answer", path="s3://b/x"),
-    StateMismatchError("other data", differences=["seed: 1 in the state, 2 here"]),
-    WorkerError("failed", step=7, epoch=2, indices=(1, 2), worker="thread-1", traceback_text="Traceback ..."),
-    MissingDependencyError("needs lmdb", name="lmdb"),
+    errors.DataloadError("something"),
+    errors.ConfigError("wrong", key="loader.batch_size", value=-1),
+    errors.SourceError("wrong", path="/data/x"),
+    errors.SourceNotFoundError("nothing there", path="/data/x"),
+    errors.UnsupportedFormatError("found zeros", path="/data/x"),
+    errors.CorruptFileError("sizes disagree", path="/data/x", offset=17, index=3),
+    errors.ClosedSourceError("closed", path="/data/x"),
+    errors.ChangedFileError("cut", path="/data/x", offset=17),
+    errors.MachineError("no memory", path="/data/x"),
+    errors.StoreError("no answer", path="s3://b/x"),
+    errors.StateMismatchError("other data", differences=["seed: 1 in the state, 2 here"]),
+    errors.WorkerError("failed", step=7, epoch=2, indices=(1, 2), worker="thread-1", traceback_text="Traceback ..."),
+    errors.MissingDependencyError("needs lmdb", name="lmdb"),
 ]
 
 
 def test_every_class_has_an_example():
-    classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, DataloadError)}
+    classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.DataloadError)}
     assert classes == {type(example) for example in EXAMPLES}
 
 
@@ -73,14 +53,14 @@ def travel(error):
 
 def caused(cause, error=None):
     try:
-        raise error or WorkerError("failed", step=1, epoch=0) from cause
-    except DataloadError as raised:
+        raise error or errors.WorkerError("failed", step=1, epoch=0) from cause
+    except errors.DataloadError as raised:
         return raised
 
 
 @pytest.mark.parametrize("cause", [Demanding(3, "no"), Holding()], ids=["unpickling fails", "pickling fails"])
 def test_a_cause_that_cannot_travel_is_left_behind_with_its_text(cause):
-    error = WorkerError("failed", step=4, epoch=1, traceback_text="Traceback: the text", indices=(5,))
+    error = errors.WorkerError("failed", step=4, epoch=1, traceback_text="Traceback: the text", indices=(5,))
     twin = travel(caused(cause, error))
     assert twin.__cause__ is None
     assert (str(twin), twin.step, twin.epoch, twin.indices) == ("failed", 4, 1, (5,))
@@ -88,36 +68,36 @@ def test_a_cause_that_cannot_travel_is_left_behind_with_its_text(cause):
 
 
 def test_causes_in_a_circle_and_attributes_that_cannot_travel():
-    first, second = CorruptFileError("one"), CorruptFileError("two")
+    first, second = errors.CorruptFileError("one"), errors.CorruptFileError("two")
     first.__cause__, second.__cause__ = second, first
     assert str(travel(first).__cause__) == "two"
-    twin = travel(ConfigError("wrong", key="collate", value=Demanding))
+    twin = travel(errors.ConfigError("wrong", key="collate", value=Demanding))
     assert twin.value is Demanding
     lock = threading.Lock()
-    twin = travel(ConfigError("wrong", key="collate", value=lock))
+    twin = travel(errors.ConfigError("wrong", key="collate", value=lock))
     assert (twin.key, twin.value) == ("collate", repr(lock))
-    twin = travel(ConfigError("wrong", value=Demanding(1, "x")))
+    twin = travel(errors.ConfigError("wrong", value=Demanding(1, "x")))
     assert twin.value == "Demanding('1: x')"
 
 
 @pytest.mark.parametrize(
     ("error", "bases"),
     [
-        (ConfigError, (ValueError,)),
-        (SourceNotFoundError, (FileNotFoundError, SourceError)),
-        (UnsupportedFormatError, (ValueError,)),
-        (CorruptFileError, (ValueError, SourceError)),
-        (ClosedSourceError, (ValueError, SourceError)),
-        (StoreError, (SourceError,)),
-        (ChangedFileError, (CorruptFileError, StoreError)),
-        (MachineError, (SourceError,)),
-        (StateMismatchError, (ValueError,)),
-        (WorkerError, (RuntimeError,)),
-        (MissingDependencyError, (ImportError,)),
+        (errors.ConfigError, (ValueError,)),
+        (errors.SourceNotFoundError, (FileNotFoundError, errors.SourceError)),
+        (errors.UnsupportedFormatError, (ValueError,)),
+        (errors.CorruptFileError, (ValueError, errors.SourceError)),
+        (errors.ClosedSourceError, (ValueError, errors.SourceError)),
+        (errors.StoreError, (errors.SourceError,)),
+        (errors.ChangedFileError, (errors.CorruptFileError, errors.StoreError)),
+        (errors.MachineError, (errors.SourceError,)),
+        (errors.StateMismatchError, (ValueError,)),
+        (errors.WorkerError, (RuntimeError,)),
+        (errors.MissingDependencyError, (ImportError,)),
     ],
 )
 def test_errors_are_caught_as_what_users_know(error, bases):
-    assert all(issubclass(error, base) for base in (*bases, DataloadError))
+    assert all(issubclass(error, base) for base in (*bases, errors.DataloadError))
 
 
 @pytest.mark.parametrize(
@@ -131,33 +111,33 @@ def test_errors_are_caught_as_what_users_know(error, bases):
     ],
 )
 def test_corrupt_file_error_says_where(places, text):
-    error = CorruptFileError("wrong", **places)
+    error = errors.CorruptFileError("wrong", **places)
     assert str(error) == text
     assert (error.path, error.offset, error.index) == tuple(map(places.get, ("path", "offset", "index")))
 
 
 def test_state_mismatch_has_one_line_per_difference():
-    assert str(StateMismatchError("differs", differences=["seed: 1, 2", "length: 3, 4"])).splitlines() == [
+    assert str(errors.StateMismatchError("differs", differences=["seed: 1, 2", "length: 3, 4"])).splitlines() == [
         "differs", "  seed: 1, 2", "  length: 3, 4"]  # fmt: skip
 
 
 def test_closest():
-    assert closest("featurs", ["label", "features"]) == "did you mean 'features'? Choose from features, label"
-    assert closest("name", ["on_damage"]) == "choose from on_damage"
-    assert closest("zzz", ["label"]) == "choose from label"
-    assert closest("x", []) == "there is none"
+    assert errors.closest("featurs", ["label", "features"]) == "did you mean 'features'? Choose from features, label"
+    assert errors.closest("name", ["on_damage"]) == "choose from on_damage"
+    assert errors.closest("zzz", ["label"]) == "choose from label"
+    assert errors.closest("x", []) == "there is none"
 
 
 def test_printable_escapes_what_a_terminal_or_a_file_would_not_take():
     for text in ("plain, größer, 漢字", "line\n\ttab", "a" * 50 + "b" * 50):
-        assert printable(text, 100) == text
-    assert printable("\x1b[2J\r\0") == "\\x1b[2J\\r\\x00"
-    assert printable("lone \udc80") == "lone \\udc80"
-    assert printable("a\n\tb", kept="\n") == "a\n\\tb"
-    assert printable("a" * 38, 8) == "a" * 38
-    assert printable("a" * 50 + "b" * 51, 8) == "aaaaaa ...(93 characters)... bb"
-    assert len(printable("x" * 10_000_000)) < 2100
-    assert len(printable("x" * 10_000, None)) == 10_000
+        assert errors.printable(text, 100) == text
+    assert errors.printable("\x1b[2J\r\0") == "\\x1b[2J\\r\\x00"
+    assert errors.printable("lone \udc80") == "lone \\udc80"
+    assert errors.printable("a\n\tb", kept="\n") == "a\n\\tb"
+    assert errors.printable("a" * 38, 8) == "a" * 38
+    assert errors.printable("a" * 50 + "b" * 51, 8) == "aaaaaa ...(93 characters)... bb"
+    assert len(errors.printable("x" * 10_000_000)) < 2100
+    assert len(errors.printable("x" * 10_000, None)) == 10_000
 
 
 class Mute(Exception):
@@ -166,11 +146,11 @@ class Mute(Exception):
 
 
 def test_messages_of_any_exception():
-    assert message_of(ValueError("wrong")) == "ValueError: wrong"
-    assert text_of(ValueError("wrong")) == "wrong"
-    assert message_of(Mute()) == "Mute: (no message: its __str__ raised RuntimeError)"
-    assert message_of(ValueError("\x07")) == "ValueError: \\x07"
-    assert len(message_of(ValueError("x" * 1_000_000))) < 2100
+    assert errors.message_of(ValueError("wrong")) == "ValueError: wrong"
+    assert errors.text_of(ValueError("wrong")) == "wrong"
+    assert errors.message_of(Mute()) == "Mute: (no message: its __str__ raised RuntimeError)"
+    assert errors.message_of(ValueError("\x07")) == "ValueError: \\x07"
+    assert len(errors.message_of(ValueError("x" * 1_000_000))) < 2100
 
 
 class Unkempt(Exception):
@@ -184,7 +164,7 @@ def test_tracebacks_of_any_exception():
         try:
             raise error
         except Exception as raised:
-            return traceback_of(raised)
+            return errors.traceback_of(raised)
 
     text = fail(ValueError("wrong"))
     assert text.startswith("Traceback (most recent call last):\n")

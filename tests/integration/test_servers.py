@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -123,12 +124,9 @@ def test_latency_and_rates_of_each_connection(faulty):
     get(faulty)
     assert time.monotonic() - begun >= 0.1
     faulty.faults = Faults(rate=len(DATA) * 4)
-    threads = [threading.Thread(target=get, args=(faulty,)) for _ in range(4)]
     begun = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(get, [faulty] * 4))
     assert time.monotonic() - begun >= 0.24
     assert faulty.counts.most_at_once > 1, "they do not wait for each other"
 

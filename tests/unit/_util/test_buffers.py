@@ -4,8 +4,8 @@ import gc
 import platform
 import subprocess
 import sys
-import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,21 +60,15 @@ def test_a_limited_number_of_bytes_is_kept(kept):
 
 def test_threads_never_share_a_block():
     pool = BufferPool()
-    wrong = []
 
     def work(number):
         for _ in range(50):
             array = pool.empty(BIG, np.float32)
             array[:] = number
-            if not (array[::50] == number).all():
-                wrong.append(number)
+            assert (array[::50] == number).all()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
 
 
 FAULTS = """

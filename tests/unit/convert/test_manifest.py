@@ -8,7 +8,7 @@ import pickle
 import re
 import shutil
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -469,11 +469,8 @@ def test_two_at_once(tmp_path):
 def test_updates_at_once_are_all_kept(tmp_path):
     names = [f"s{number}.syr" for number in range(12)]
     made = [DataSetFacts.of(name, "syrah", [ShardFacts(name, 1, 1)]) for name in names]
-    threads = [threading.Thread(target=update_manifest, args=(str(tmp_path), [entry])) for entry in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(made)) as threads:
+        list(threads.map(lambda entry: update_manifest(str(tmp_path), [entry]), made))
     assert {entry.pattern for entry in entries(tmp_path)} == {*names}
     assert os.listdir(tmp_path) == ["dataload.json"]
 

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 RECORDS = 60
-FIELDS = {"x": "float32", "label": "int64"}
 FILES = {  # name -> destination, options of the writer, options of the reader
     "syrah": ("a.syr", {}, {}),
     "syrah, shards": ("shards/b.syr", {"records_per_shard": 16}, {}),

@@ -252,11 +252,6 @@ def run_zip(data):
                     raise AssertionError(f"{name!r} was altered")
 
 
-def run_detect(data):
-    detect(data)
-    describe_head(data)
-
-
 # Files.
 
 
@@ -777,7 +772,6 @@ def seeds_state():
 
 
 TABLE = {"strict": False}
-RECORDS = ({}, {"codec": "example"}, {"codec": "sequence_example", "verify": True})
 UNSIGNED = {"window": 3, "dtype": "uint16"}
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "npy": (run_npy, seeds_npy),

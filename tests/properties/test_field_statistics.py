@@ -16,7 +16,6 @@ from dataload.convert import measuring
 from dataload.convert.measuring import exact_sum, measure
 from dataload.sources.memory import MemorySource
 
-FLOATS = hnp.arrays(np.float64, st.integers(0, 6), elements=st.floats(allow_nan=True, allow_infinity=True))
 NUMBERS = ("u1", "i2", "i4", "i8", "u8", "f2", "f4", "f8", "?", ">i4")
 ARRAYS = st.sampled_from(NUMBERS).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3))

@@ -1,7 +1,5 @@
 """Syrah under hypothesis: what the original would read of our files, and files with bytes changed."""
 
-from pathlib import Path
-
 import bson
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +11,6 @@ from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing.cases import SourceTraits
 from dataload.testing.strategies import records_for
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "syrah"
 TRAITS = SourceTraits(value_types=(np.ndarray, bytes, str), dtypes=tuple(n for n in DTYPES if n != "float128"))
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -1,13 +1,6 @@
 """One measurement: what it counts, on readings whose batches are known, and on real data in a real process."""
 
-import ctypes
-import mmap
-import os
-import tempfile
-from pathlib import Path
-
 import bench_readings
-import numpy as np
 import pytest
 
 from benchmarks.limits import plan_limits
@@ -80,41 +73,3 @@ def test_columns_and_records_have_the_same_checksum(written):
         assert (rows, nbytes) == (200, 200 * 64)
         assert checksum == sum(map(check_record, source)) % 2**64
         assert checksum != sum(map(check_record, source[:199])) % 2**64
-
-
-# The page cache
-
-
-def cached_part(path):
-    """How much of a file is in the page cache, from 0 to 1."""
-    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-        pages = (len(mapped) + mmap.PAGESIZE - 1) // mmap.PAGESIZE
-        found = (ctypes.c_ubyte * pages)()
-        address = np.frombuffer(mapped, np.uint8).ctypes.data
-        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), found) == 0
-        return sum(page & 1 for page in found) / pages
-
-
-@pytest.fixture
-def folder():
-    """A directory of the disk; `make test` keeps temporary files in memory."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".test-") as directory:
-        yield Path(directory)
-
-
-@pytest.fixture
-def files(folder):
-    """Two files of a directory, in the page cache."""
-    paths = [folder / "one", folder / "sub" / "two"]
-    paths[1].parent.mkdir()
-    for path in paths:
-        path.write_bytes(bytes(1 << 20))
-    with open(paths[0], "rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached_part(paths[0]) > 0.5:
-        pytest.skip("this file system keeps its files in memory")
-    for path in paths:
-        path.read_bytes()
-    assert [cached_part(path) for path in paths] == [1, 1]
-    return paths

@@ -1,7 +1,5 @@
 """Batches of good records: one or several steps per read, and the chunks, masks and columns that plans add."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +19,6 @@ from dataload.transforms import compose
 
 LENGTHS = [5, 3, 6]
 RECORDS = sum(LENGTHS)
-Pair = namedtuple("Pair", "one two")
 
 
 def record(index):

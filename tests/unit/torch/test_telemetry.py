@@ -20,14 +20,6 @@ from dataload.torch import (  # noqa: E402
 profiler = torch.autograd.profiler.profile  # torch.profiler imports the compiler first, for seconds
 
 
-def waits(act, name="dataload.wait"):
-    """Return the ranges of a name that a profile of `act` has: begin and end."""
-    with profiler() as profile:
-        act()
-    events = [event for event in profile.function_events if event.name == name]
-    return [(event.time_range.start, event.time_range.end) for event in events]
-
-
 def read(loader):
     for _ in loader:
         torch.zeros(4).add_(1)

@@ -116,7 +116,7 @@ def _struct(data: bytes, at: int, depth: int = _DEPTH) -> tuple[dict[int, Any], 
         if head >> 4:
             number, at = number + (head >> 4), at + 1
         else:
-            number, at = _integer(data, at + 1)
+            number, at = _value(data, at + 1, 4, depth)
         if 4 <= kind <= 6 and (value := data[at]) < 128:  # as most are
             fields[number], at = value >> 1 ^ -(value & 1), at + 1
         else:
@@ -127,15 +127,17 @@ def _struct(data: bytes, at: int, depth: int = _DEPTH) -> tuple[dict[int, Any], 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     """Parse a value of a type; return it, as bytes unless it is an integer, a struct or a list, and its end."""
     if 4 <= kind <= 6:
-        return _integer(data, at)
+        number, at = parse_varint(data, at)
+        return number >> 1 ^ -(number & 1), at
     if kind == 12:
         return _struct(data, at, depth - 1)
     if kind in (9, 10) and depth:
         head, at = data[at], at + 1
         count, at = (head >> 4, at) if head >> 4 < 15 else parse_varint(data, at)
+        kind = max(3, head & 15)  # a truth takes a byte here
         values: list[Any] = []
         for _ in range(count):
-            value, at = _value(data, at, max(3, head & 15), depth - 1)  # a truth takes a byte here
+            value, at = _value(data, at, kind, depth - 1)
             values.append(value)
         return values, at
     if kind not in (3, 7, 8):
@@ -144,11 +146,6 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if at + size > len(data):
         raise IndexError("it ends in a value")
     return data[at : at + size], at + size
-
-
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    number, at = parse_varint(data, at)
-    return number >> 1 ^ -(number & 1), at
 
 
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, CorruptFileError)

@@ -109,12 +109,12 @@ def build_head(number: int, length: int) -> bytes:
 
 def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Return the number at `position`, and the next position. IndexError if the data end within it."""
-    number = shift = 0
-    for at in range(position, position + _MAX_BYTES):
-        byte = data[at]
+    number, shift, at = 0, 0, position
+    while shift < 7 * _MAX_BYTES:
+        byte, at = data[at], at + 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at + 1
+            return number, at
         shift += 7
     raise CorruptFileError(f"a varint at byte {position} of the record has more than {_MAX_BYTES} bytes")
 

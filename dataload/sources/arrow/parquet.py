@@ -15,7 +15,6 @@ from dataload._util.caches import DecodedCache
 from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
-from dataload.codecs.wire import parse_varint
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.ipc import Read
@@ -55,16 +54,23 @@ def read_chunks(read: Read, size: int) -> list[list[_Chunk]]:
     """Return where the pages of each row group's columns are; an error of Python if that is damaged."""
     length = int.from_bytes(read(size - 8, 4), "little")
     footer = read(size - 8 - length, length)
-    groups = [[_chunk_of(column[3]) for column in group[1]] for group in _struct(footer, 0)[0].get(4, ())]
+    groups: list[list[_Chunk]] = []
+
+    def column(at: int) -> int:
+        fields, at = _struct(footer, at)
+        found = fields[3]
+        statistics = found.get(12) if isinstance(found.get(12), dict) else {}
+        groups[-1].append(_Chunk(found[5], found[7], min(found[9], found.get(11) or found[9]), statistics))
+        return at
+
+    def group(at: int) -> int:
+        groups.append([])
+        return _struct(footer, at, {1: column})[1]
+
+    _struct(footer, 0, {4: group})
     if sum(max(0, chunk.size) for group in groups for chunk in group) > size:
         raise ValueError("the columns claim more bytes than the file has")
     return groups
-
-
-def _chunk_of(found: dict[int, Any]) -> _Chunk:
-    statistics: Any = found.get(12)
-    statistics = statistics if isinstance(statistics, dict) else {}
-    return _Chunk(found[5], found[7], min(found[9], found.get(11) or found[9]), statistics)
 
 
 def claim_of(read: Read, chunk: _Chunk, column: Any) -> Claim:
@@ -105,8 +111,10 @@ def _pages(read: Read, chunk: _Chunk) -> Iterator[tuple[dict[int, Any], dict[int
         at += length + page[3]
 
 
-def _struct(data: bytes, at: int, depth: int = _DEPTH) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol; return its values by field, and its end."""
+def _struct(
+    data: bytes, at: int, items: Mapping[int, Callable[[int], int]] | None = None, depth: int = _DEPTH
+) -> tuple[dict[int, Any], int]:
+    """Parse a struct of Thrift's compact protocol; return its numbers, bytes and structs by field, and its end."""
     if not depth:
         raise ValueError("too many structs within each other")
     fields: dict[int, Any] = {}
@@ -116,39 +124,77 @@ def _struct(data: bytes, at: int, depth: int = _DEPTH) -> tuple[dict[int, Any], 
         if head >> 4:
             number, at = number + (head >> 4), at + 1
         else:
-            number, at = _value(data, at + 1, 4, depth)
-        if 4 <= kind <= 6 and (value := data[at]) < 128:  # as most are
-            fields[number], at = value >> 1 ^ -(value & 1), at + 1
+            number, at = _integer(data, at + 1)
+        if 4 <= kind <= 6:
+            value = data[at]
+            if value > 127:
+                fields[number], at = _integer(data, at)
+            else:
+                fields[number], at = value >> 1 ^ -(value & 1), at + 1
+        elif kind <= 2:
+            fields[number] = kind == 1
+        elif kind == 12:
+            fields[number], at = _struct(data, at, None, depth - 1)
+        elif kind == 8:
+            size, at = _varint(data, at)
+            fields[number], at = data[at : at + size], at + size
+        elif kind == 9 and items and number in items:
+            kind, count, at = _list(data, at)
+            if kind != 12:
+                raise ValueError(f"a list of the type {kind}")
+            for _ in range(count):
+                at = items[number](at)
         else:
-            fields[number], at = (kind == 1, at) if kind <= 2 else _value(data, at, kind, depth)
+            at = _skip(data, at, kind, depth)
     return fields, at + 1
 
 
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    """Parse a value of a type; return it, as bytes unless it is an integer, a struct or a list, and its end."""
-    if 4 <= kind <= 6:
-        number, at = parse_varint(data, at)
-        return number >> 1 ^ -(number & 1), at
-    if kind == 12:
-        return _struct(data, at, depth - 1)
-    if kind in (9, 10) and depth:
-        head, at = data[at], at + 1
-        count, at = (head >> 4, at) if head >> 4 < 15 else parse_varint(data, at)
-        kind = max(3, head & 15)  # a truth takes a byte here
-        values: list[Any] = []
+def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
+    """Return the end of a value."""
+    if kind == 8:
+        size, at = _varint(data, at)
+        at += size
+    elif kind in (3, 7):
+        at += 1 if kind == 3 else 8
+    elif kind in (4, 5, 6):
+        at = _varint(data, at)[1]
+    elif kind == 12:
+        at = _struct(data, at, None, depth)[1]
+    elif kind in (9, 10) and depth:
+        kind, count, at = _list(data, at)
         for _ in range(count):
-            value, at = _value(data, at, kind, depth - 1)
-            values.append(value)
-        return values, at
-    if kind not in (3, 7, 8):
+            at = _skip(data, at, kind, depth - 1)
+    else:
         raise ValueError(f"a field of the type {kind}")
-    size, at = parse_varint(data, at) if kind == 8 else (8 if kind == 7 else 1, at)
-    if at + size > len(data):
+    if at > len(data):
         raise IndexError("it ends in a value")
-    return data[at : at + size], at + size
+    return at
 
 
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, CorruptFileError)
+def _list(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return type and number of the items of a list, and where they begin; a truth takes a byte here."""
+    head, at = data[at], at + 1
+    count, at = (head >> 4, at) if head >> 4 < 15 else _varint(data, at)
+    return max(3, head & 15), count, at
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    number, at = _varint(data, at)
+    return number >> 1 ^ -(number & 1), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte, at = data[at], at + 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    return value, at
+
+
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError)
 _MOST_COUNTED = 10_000  # columns of row groups whose statistics are looked at when a file is opened
 _DECODED_BYTES = 1 << 24  # at once, about, between two looks at the memory that they take
 _MOST_ROWS = 1 << 16

@@ -14,12 +14,6 @@ def count_up(length):
         yield {"x": number, "y": np.full(3, number, np.float32), "word": f"w{number}"}
 
 
-def large(length):
-    """Samples that are worth shared memory."""
-    for number in range(length):
-        yield {"x": np.full(5000, number)}
-
-
 class Counting:
     """A stream with a state of its own: it goes on where that says, and makes no item before."""
 

@@ -109,10 +109,6 @@ def large(task, status):
     return np.full(20_000, task, np.int32)
 
 
-def named(task, status):
-    return values()[task]
-
-
 def do(task, status):
     """Whatever the task says."""
     what, *rest = task

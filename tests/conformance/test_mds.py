@@ -48,10 +48,6 @@ def write_shard(directory, records, name="shard.00000.mds"):
     }
 
 
-def write_index(directory, shards):
-    (directory / "index.json").write_text(json.dumps({"shards": shards, "version": 2}, sort_keys=True))
-
-
 class TestMDS(FormatSuite):
     traits = SourceTraits(
         several_paths=True, corruptions=("cut_shard", "other_count", "offset_beyond", "other_index", "no_shard")
@@ -59,7 +55,8 @@ class TestMDS(FormatSuite):
 
     def write(self, path, records):
         path.mkdir()
-        write_index(path, [write_shard(path, records)])
+        index = {"shards": [write_shard(path, records)], "version": 2}
+        (path / "index.json").write_text(json.dumps(index, sort_keys=True))
 
     source = MDSSource
 

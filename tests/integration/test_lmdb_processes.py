@@ -39,11 +39,6 @@ def value(index):
     return b"%d:" % index + bytes(index % 50)
 
 
-def is_open(path):
-    """Whether this process has the data file open."""
-    return any(entry.resolve() == path / "data.mdb" for entry in Path("/proc/self/fd").iterdir())
-
-
 def test_a_file_that_other_code_holds_open(plain):
     """LMDB refuses to open a file twice in a process; the source does not open it with LMDB."""
     with lmdb.open(str(plain), readonly=True, lock=False) as held, LMDBSource(plain) as source, held.begin() as txn:
@@ -159,4 +154,4 @@ def test_closing_in_one_thread_while_another_reads(plain):
     source.close()
     thread.join()
     assert textwrap.shorten(readers[0], 200).endswith("is closed: open it again to read")
-    assert not is_open(plain)
+    assert not any(entry.resolve() == plain / "data.mdb" for entry in Path("/proc/self/fd").iterdir())

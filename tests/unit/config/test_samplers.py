@@ -47,11 +47,6 @@ def build(sampler, source, *, seed=0):
     return options(sampler, source, loader={"batch_size": 4, "seed": seed})["sampler"]
 
 
-def part_seed(seed, i):
-    """The seed of a mixture's part."""
-    return int(derive_key(seed, "mixture-part", i, words=1)[0])
-
-
 class Files(RangeSource):
     """The numbers 0 ... n - 1, said to lie in several files."""
 
@@ -136,7 +131,7 @@ def test_the_settings_of_a_mixture():
         "seed": 2,
         "samplers": [{"kind": "pool_shuffle", "pool_size": 4}, {"kind": "subset", "stop": 5}],
     }
-    seed = part_seed(2, 0)
+    seed = int(derive_key(2, "mixture-part", 0, words=1)[0])
     expected = Mixture(
         (PoolShuffle(ShardSequential((3, 9), seed), 4, seed), Subset(Sequential(8), slice(5))),
         ((1.0, 1.0), (0.5, 1.5)),

@@ -194,10 +194,6 @@ def packed(indices, **bad):
     return plan(indices, **bad, packing=Packing(placed, starts, lengths, (2, 6)))
 
 
-def sequences():
-    return [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
-
-
 def raising(*indices):
     def check(sample, context):
         if context.index in indices:
@@ -210,7 +206,8 @@ def raising(*indices):
 @pytest.mark.parametrize("action", ["skip", "replace"])
 def test_packed_rows_get_gaps(action):
     trace = StepTrace()
-    fetch = fetcher(MemorySource(sequences()), action, transform=raising(1), collate=Pack(pad_value=-1))
+    sequences = [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
+    fetch = fetcher(MemorySource(sequences), action, transform=raising(1), collate=Pack(pad_value=-1))
     batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
     assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
     assert batch["segment_ids"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 2, 2, 0, 0, 0]]

@@ -11,10 +11,6 @@ from orders import plans_of, rows_of
 from dataload.samplers import BucketBatchSampler
 
 
-def lengths_of(count, seed=0):
-    return np.random.default_rng(seed).integers(0, 60, count)
-
-
 @example(
     lengths=[*range(40)], max_tokens=40, boundaries=(20, 40), group=3, world_size=2, tail="pad", shuffle=True, epoch=1
 )
@@ -58,7 +54,8 @@ def test_the_contract(lengths, max_tokens, boundaries, group, world_size, tail, 
 
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_batches_do_not_depend_on_the_ranks(group):
-    planner = partial(BucketBatchSampler, lengths=lengths_of(2000), max_tokens=500, group=group)
+    lengths = np.random.default_rng(0).integers(0, 60, 2000)
+    planner = partial(BucketBatchSampler, lengths=lengths, max_tokens=500, group=group)
 
     def batches(world_size):
         ranks = [plans_of(planner(rank=rank, world_size=world_size), 2) for rank in range(world_size)]

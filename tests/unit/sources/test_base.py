@@ -47,10 +47,6 @@ SOURCE = Letters()
 RECORDS = SOURCE.read(range(10))
 
 
-def indices_of(records):
-    return [int(record["index"]) for record in records]
-
-
 @given(st.lists(st.slices(14), min_size=1, max_size=3))
 def test_a_slice_is_the_slice_of_a_list(slices):
     part, expected = SOURCE, RECORDS
@@ -90,7 +86,7 @@ def test_iteration_reads_in_blocks():
             asked.append(len(indices))
             return super()._read(indices)
 
-    assert indices_of(Recorded(600)) == list(range(600))
+    assert [int(record["index"]) for record in Recorded(600)] == list(range(600))
     assert max(asked) < 600
     assert len(asked) < 10
 

@@ -20,15 +20,6 @@ from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.testing import check_source
 from dataload.types import StepsAhead
 
-
-def runs(values):
-    return [len(list(group)) for _, group in itertools.groupby(values)]
-
-
-def archive(path, keys):
-    return pack(path, [(f"{key}.{extension}", b"0") for key in keys for extension in ("cls", "jpg")])
-
-
 VALUES = {
     "int": lambda n: n,
     "text": lambda n: f"episode {n}",
@@ -50,7 +41,7 @@ def test_runs_of_a_field(kind, numbers, before):
     records = [{"episode": VALUES[kind](number), "x": index} for index, number in enumerate(numbers)]
     for source in (MemorySource(records), records, Batched(records)):
         got = sequence_lengths(source, field="episode")
-        assert got.tolist() == runs(numbers)
+        assert got.tolist() == [len(list(group)) for _, group in itertools.groupby(numbers)]
         assert got.dtype == np.int64
 
 
@@ -74,7 +65,8 @@ KEYS = ["ep_1/f-0001", "ep_1/f-0002", "ep_1/g-0003", "ep_2/g-0001", "ep_2/g-0007
 @pytest.fixture(params=[True, False], ids=["keys as a field", "keys of places"])
 def keyed(request, tmp_path):
     """With ``fields=`` that leaves the key out, only `locate` tells it."""
-    with TarSource(archive(tmp_path / "a.tar", KEYS), fields=None if request.param else ["jpg"]) as source:
+    path = pack(tmp_path / "a.tar", [(f"{key}.{extension}", b"0") for key in KEYS for extension in ("cls", "jpg")])
+    with TarSource(path, fields=None if request.param else ["jpg"]) as source:
         yield source
 
 

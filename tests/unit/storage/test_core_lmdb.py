@@ -90,11 +90,7 @@ def test_decimal_keys(one, key, number):
     struct.pack_into("=HHHH", page, 2000, 5, 0, 0, len(key))
     page[2008 : 2008 + len(key)] = key
     expected = 1, [1], [[3 * SIZE + 2008 + len(key)], [5], [number], [len(key)]]
-    assert parse(one, bytes_of(page), numbers(3), 16, 10 * SIZE, LEAF) == expected
-
-
-def bytes_of(page):
-    return np.frombuffer(bytes(page), np.uint8).reshape(-1, SIZE)
+    assert parse(one, np.frombuffer(page, np.uint8).reshape(-1, SIZE), numbers(3), 16, 10 * SIZE, LEAF) == expected
 
 
 @st.composite

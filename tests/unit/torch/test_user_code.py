@@ -174,10 +174,6 @@ def test_tensors_of_a_data_set_are_shared_with_workers(method):
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 
-def who(_):
-    return data.get_worker_info().id
-
-
 class Together(data.Dataset):
     """Records that are read when all workers read one."""
 
@@ -193,7 +189,9 @@ class Together(data.Dataset):
 
 
 def test_workers_take_turns():
-    loader = DataLoader(Made(who), batch_sampler=[[3, 1], [2], [0], [1, 5]], **workers(3))
+    loader = DataLoader(
+        Made(lambda _: data.get_worker_info().id), batch_sampler=[[3, 1], [2], [0], [1, 5]], **workers(3)
+    )
     assert [batch.unique().item() for batch in loader] == [0, 1, 2, 0]
     assert lists(DataLoader(Together(3), **workers(3))) == [[i] for i in range(6)]
 

@@ -22,11 +22,6 @@ def key(number):
     return derive_key(number, "test", words=2)
 
 
-def laid_out(units, order):
-    """(sequence, units before) at each place."""
-    return [(sequence, within) for sequence in order for within in range(units[sequence])]
-
-
 def assert_found(layout, expected, places):
     found = layout.find(array(places))
     assert found.sequences.shape == found.within.shape == np.shape(places)
@@ -37,7 +32,8 @@ def assert_found(layout, expected, places):
 @pytest.mark.parametrize("count", [63, 64, 65, 2047, 2048, 2049, 6144, 20_000])
 def test_an_order_of_many_sequences_is_found_from_anywhere_and_by_threads(count):
     units = np.random.default_rng(0).integers(0, 3, count)
-    expected = laid_out(units.tolist(), permute(np.arange(count), count, key(1)).tolist())
+    order = permute(np.arange(count), count, key(1)).tolist()
+    expected = [(sequence, within) for sequence in order for within in range(units[sequence])]
     total = len(expected)
     for asked in (
         [[0], [total - 1], range(total)],

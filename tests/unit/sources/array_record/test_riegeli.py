@@ -36,13 +36,9 @@ def parsed(data):
     return parse_chunks(lambda at, length: data[at : at + length], len(data), Decompressor(DecodedCache(0)))
 
 
-def is_file_byte(position):
-    return position % BLOCK_SIZE >= BLOCK_HEADER_BYTES
-
-
 def stream_of(data):
     """The file without its block headers, and where in the file each byte of that is."""
-    where = np.array([at for at in range(len(data)) if is_file_byte(at)])
+    where = np.array([at for at in range(len(data)) if at % BLOCK_SIZE >= BLOCK_HEADER_BYTES])
     return np.frombuffer(data, np.uint8)[where].tobytes(), where
 
 

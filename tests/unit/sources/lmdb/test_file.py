@@ -133,15 +133,11 @@ def large(n):
     return bytes([n % 256]) * (n * 911 % 9000)
 
 
-def tensors(n):
-    return encode({"x": np.full(3, n), "s": "x" * n})
-
-
 FILES = {
     "numbers": (LMDBSource, None, b"%d", small),
     "names": (LMDBSource, None, b"a name of %05d" + b"e" * 60, small),
     "large values": (LMDBSource, b"named", b"%06d", large),
-    "TorchRecord": (TorchRecordSource, b"db0", b"%03d", tensors),
+    "TorchRecord": (TorchRecordSource, b"db0", b"%03d", lambda n: encode({"x": np.full(3, n), "s": "x" * n})),
 }
 
 

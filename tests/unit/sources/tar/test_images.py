@@ -101,15 +101,11 @@ def test_an_image_is_decoded_as_its_name_says_and_never_by_a_program(tmp_path, p
     assert programs() == []
 
 
-def archive(path, records):
-    with dataload.create(path) as writer:
-        writer.extend(records)
-    return path
-
-
 def test_samples_and_rates(tmp_path):
     records = [{"audio.wav": clip(40), "cls": b"1"}, {"audio.flac": clip(40, 16_000, "FLAC"), "cls": b"2"}]
-    source = dataload.open(archive(tmp_path / "a.tar", records), decode="auto")
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.extend(records)
+    source = dataload.open(tmp_path / "a.tar", decode="auto")
     assert {name: str(spec) for name, spec in source.fields.items()} == {
         "__key__": "str ()", "audio": "float32 (?, ?)", "cls": "int64 ()", "sample_rate": "int64 ()",
     }  # fmt: skip

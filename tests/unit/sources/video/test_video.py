@@ -294,10 +294,6 @@ def four(tmp_path):
     return tmp_path
 
 
-def rows_of(batches, row):
-    return np.concatenate([np.array(batch["__key__"]).reshape(2, -1)[row] for batch in batches]).tolist()
-
-
 def stream_order(source):
     lengths = dataload.sequence_lengths(source)
     return StreamSampler(sequence_lengths=lengths, rows=2, chunk=3, mode="pack", ends="next", seed=0)
@@ -318,7 +314,7 @@ def test_streams_follow_videos(four, executor, workers):
     assert source.frames_decoded == 2 * len(source)
     images = {name: decoded(four / f"{name}.mp4")[0] for name in "abcd"}
     for found in (batches, streamed):
-        followed = [rows_of(found, row) for row in (0, 1)]
+        followed = np.hstack([np.reshape(batch["__key__"], (2, -1)) for batch in found]).tolist()
         assert sorted(followed[0] + followed[1]) == sorted(
             f"{name}/{number}" for name in "abcd" for number in range(60)
         )

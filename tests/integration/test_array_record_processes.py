@@ -14,30 +14,6 @@ from dataload.sources.array_record.reader import ArrayRecordSource
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def records():
-    rng = np.random.default_rng(0)
-    return [rng.bytes(5000) for _ in range(400)]  # large enough for the library's own threads
-
-
-@pytest.fixture
-def path(tmp_path, records):
-    name = str(tmp_path / "x.array_record")
-    writer = ArrayRecordWriter(name, "group_size:1,brotli:1")
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return name
-
-
-@pytest.fixture
-def plain(tmp_path, records):
-    name = str(tmp_path / "plain.array_record")
-    with dataload.create(name, options="group_size:1,uncompressed") as writer:
-        writer.extend(records)
-    return name
-
-
 def in_fork(work):
     """Exit status of a child that runs `work`; it ends by SIGALRM if that hangs."""
     child = os.fork()
@@ -53,7 +29,16 @@ def in_fork(work):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path, plain, records):
+def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(tmp_path):
+    rng = np.random.default_rng(0)
+    records = [rng.bytes(5000) for _ in range(400)]  # large enough for the library's own threads
+    path, plain = (str(tmp_path / name) for name in ("x.array_record", "plain.array_record"))
+    writer = ArrayRecordWriter(path, "group_size:1,brotli:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    with dataload.create(plain, options="group_size:1,uncompressed") as writer:
+        writer.extend(records)
     request = list(range(0, 400, 3)) * 3
 
     def check(source):

@@ -20,23 +20,18 @@ def values(source):
     return [int(record["x"][0]) for record in source]
 
 
-@pytest.fixture
-def shards(tmp_path):
+def test_shards_are_opened_by_ranges_patterns_and_directories(tmp_path):
     for number in range(12):
         write(tmp_path / f"train-{number:03}.syr", [2 * number, 2 * number + 1])
-    return tmp_path
-
-
-def test_shards_are_opened_by_ranges_patterns_and_directories(shards):
-    assert values(dataload.open(f"{shards}/train-{{002..004}}.syr")) == [4, 5, 6, 7, 8, 9]
-    assert values(dataload.open(f"{shards}/train-{{011..010}}.syr")) == [22, 23, 20, 21]
-    assert values(dataload.open(f"{shards}/train-{{000,007}}.syr")) == [0, 1, 14, 15]
-    assert len(dataload.open(f"{shards}/{{train}}-{{000..011}}.syr".replace("{train}", "train"))) == 24
-    (shards / ".train-999.syr").write_bytes(b"hidden: somebody's temporary")
-    (shards / "notes.txt").write_text("not a shard")
-    assert values(dataload.open(f"{shards}/train-00*.syr")) == list(range(20))
-    assert values(dataload.open(shards)) == list(range(24))
-    assert dataload.open(shards).shard_lengths == (2,) * 12
+    assert values(dataload.open(f"{tmp_path}/train-{{002..004}}.syr")) == [4, 5, 6, 7, 8, 9]
+    assert values(dataload.open(f"{tmp_path}/train-{{011..010}}.syr")) == [22, 23, 20, 21]
+    assert values(dataload.open(f"{tmp_path}/train-{{000,007}}.syr")) == [0, 1, 14, 15]
+    assert len(dataload.open(f"{tmp_path}/{{train}}-{{000..011}}.syr".replace("{train}", "train"))) == 24
+    (tmp_path / ".train-999.syr").write_bytes(b"hidden: somebody's temporary")
+    (tmp_path / "notes.txt").write_text("not a shard")
+    assert values(dataload.open(f"{tmp_path}/train-00*.syr")) == list(range(20))
+    assert values(dataload.open(tmp_path)) == list(range(24))
+    assert dataload.open(tmp_path).shard_lengths == (2,) * 12
 
 
 def test_slices_of_array_records(tmp_path):

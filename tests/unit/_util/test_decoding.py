@@ -1,20 +1,16 @@
 """Decoding is counted by the clock of the thread that decodes, once, and only while a loader reads."""
 
-import pytest
-
 from dataload._util import clock as module
 from dataload._util.clock import DecodeClock, decoding, downloading, reading
 
 
-@pytest.fixture
-def tick(monkeypatch):
-    """A clock that moves when it is told to."""
+def test_reads_and_downloads_are_no_decoding(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    return lambda seconds: now.append(now.pop() + seconds)
 
+    def tick(seconds):
+        now[0] += seconds
 
-def test_reads_and_downloads_are_no_decoding(tick):
     clock = DecodeClock()
     with clock:
         with downloading(), downloading():

@@ -24,16 +24,13 @@ def data():
 
 
 @pytest.fixture
-def choices():
-    return Choices(orders=("global", "sequential"), workers=(0, 2), batch_size=8, seconds=0.5)
-
-
-@pytest.fixture
-def plan(tmp_path, data, choices, monkeypatch):
+def plan(tmp_path, data, monkeypatch):
     """A function: peers and formats -> tasks, and those that cannot be; all peers are there."""
     monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: None)
 
-    def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None, shards=1):
+    usual = Choices(orders=("global", "sequential"), workers=(0, 2), batch_size=8, seconds=0.5)
+
+    def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=usual, interpreters=None, shards=1):
         written = {name: write_made(data, name, tmp_path, shards) for name in formats}
         return plan_peers(names, data, written, choices, tmp_path, interpreters=interpreters or {}, shards=shards)
 

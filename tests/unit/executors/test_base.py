@@ -41,15 +41,9 @@ def test_a_heartbeat_is_seen_through_the_same_memory():
     assert WorkerStatus().position() == WorkerPosition(-1, -1, -1)
 
 
-@pytest.fixture
-def now(monkeypatch):
-    """The time, which only the test changes."""
-    time = [100.0]
-    monkeypatch.setattr(base, "monotonic", lambda: time[0])
-    return time
-
-
-def test_a_watch_warns_half_way_and_then_gives_up(now):
+def test_a_watch_warns_half_way_and_then_gives_up(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(base, "monotonic", lambda: now[0])
     described = "somebody", WorkerPosition(1, 2, 3), "stacks"
     watch = StallMonitor(TimeoutPolicy(timeout=20))
     assert (watch.next_look(), watch.is_due()) == (LONGEST_SLEEP, False)

@@ -212,17 +212,6 @@ PACKAGE = "readahead_buffer_size:0"
 CHUNK_OF_4096 = 40 + 1 + 1 + 2 + 4096
 
 
-@pytest.fixture(scope="module")
-def plain_records():
-    rng = np.random.default_rng(0)
-    return [b"%d:" % index + rng.bytes(int(size)) for index, size in enumerate(rng.integers(0, 9000, 400))]
-
-
-@pytest.fixture(scope="module")
-def plain_path(tmp_path_factory, plain_records):
-    return write_plain(tmp_path_factory.mktemp("mapped") / "x.array_record", plain_records)
-
-
 @pytest.fixture
 def no_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
@@ -261,13 +250,16 @@ def test_every_record_is_the_packages(tmp_path, data):
             assert through_map.read(np.array([index]), None) == [record]
 
 
-def test_the_package_is_not_needed(no_package, plain_path, plain_records, tmp_path):
+def test_the_package_is_not_needed(no_package, tmp_path):
+    rng = np.random.default_rng(0)
+    plain_records = [b"%d:" % index + rng.bytes(int(size)) for index, size in enumerate(rng.integers(0, 9000, 400))]
+    plain_path = write_plain(tmp_path / "x.array_record", plain_records)
     with ArrayRecordSource([plain_path, f"{plain_path}[3:9]"]) as source:
         assert source.read([400, 0, 399]) == [plain_records[3], plain_records[0], plain_records[399]]
         assert source.read_batch([5, 402]) == [plain_records[5], plain_records[5]]
         assert source.locate(402).offset == source.locate(5).offset
         assert not source.reads_in_order
-    assert list(ArrayRecordSource(write_plain(tmp_path / "x", []))) == []
+    assert list(ArrayRecordSource(write_plain(tmp_path / "none", []))) == []
     with ArrayRecordSource(plain_path, codec=lambda data: data) as source:  # a function gets bytes of its own
         assert source.read([5, 6]) == plain_records[5:7]
         assert {type(record) for record in source.read([5, 6])} == {bytes}

@@ -25,19 +25,15 @@ def jpeg(index, width=160):
     return simplejpeg.encode_jpeg(np.ascontiguousarray(PIXELS[index, :, :width]))
 
 
-@pytest.fixture
-def path(tmp_path):
-    files = {f"{i}.{e}": jpeg(i) if e == "jpg" else b"1" for i in range(6) for e in ("jpg", "cls")}
-    return pack(tmp_path / "x.tar", files)
-
-
 def assert_same(source, indices):
     batch = source.read_batch(indices)
     assert difference(batch, default_collate(source.read(indices)), "batch") is None
     return batch
 
 
-def test_a_batch_of_one_size(path, tmp_path):
+def test_a_batch_of_one_size(tmp_path):
+    files = {f"{i}.{e}": jpeg(i) if e == "jpg" else b"1" for i in range(6) for e in ("jpg", "cls")}
+    path = pack(tmp_path / "x.tar", files)
     assert assert_same(TarSource(path, decode="auto"), [4, 1, 1, 0])["jpg"].shape == (4, 96, 160, 3)
     paths = [pack(tmp_path / f"{i}.tar", {f"{i}.jpg": jpeg(i), f"{i}b.jpg": jpeg(i + 1)}) for i in range(3)]
     assert_same(TarSource(paths, decode="auto"), [5, 0, 3, 2, 0])

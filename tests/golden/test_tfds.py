@@ -19,11 +19,6 @@ EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 SPLITS = json.loads((GOLDEN / "splits.json").read_text())
 
 
-def info(layout):
-    splits = [{"name": name, "shardLengths": [str(n) for n in lengths]} for name, lengths in layout.items()]
-    return json.dumps({"name": "demo", "fileFormat": "array_record", "splits": splits})
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_records_are_those_of_the_original(split):
     with TfdsSource(DEMO, split=split) as source:
@@ -56,7 +51,10 @@ def test_it_is_read_by_a_loader_and_pickles():
 
 @pytest.mark.parametrize("layout", SPLITS["layouts"])
 def test_splits_are_rounded_as_the_original_does(layout):
-    splits = parse_info(info(SPLITS["layouts"][layout]), "dataset_info.json")
+    lengths = SPLITS["layouts"][layout].items()
+    splits = [{"name": name, "shardLengths": [str(n) for n in each]} for name, each in lengths]
+    info = json.dumps({"name": "demo", "fileFormat": "array_record", "splits": splits})
+    splits = parse_info(info, "dataset_info.json")
     cases = [(spec, files) for name, spec, files in SPLITS["cases"] if name == layout]
     assert len(cases) == 76
     for spec, files in cases:

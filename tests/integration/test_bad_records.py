@@ -1,6 +1,5 @@
 """Bad records through the whole loader: the same batches whoever makes them, budgets, reports, damaged files."""
 
-import io
 import itertools
 import json
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_files import pack
+from made_files import npy, pack
 
 import dataload
 from dataload import ConfigError, Loader, RangeSource, WorkerError
@@ -135,15 +134,9 @@ def test_a_state_saved_before_a_record_was_excluded_goes_on_without_it(tmp_path)
     assert [i for b in skipping for i in b["index"].tolist()] == [i for i in order[3:] if i not in BAD]
 
 
-def _npy(value):
-    stream = io.BytesIO()
-    np.save(stream, value)
-    return stream.getvalue()
-
-
 def _damaged_tar(path):
     """The content of one member is no npy file."""
-    contents = [_npy(np.full(3, number, np.float32)) for number in range(12)]
+    contents = [npy(np.full(3, number, np.float32)) for number in range(12)]
     contents[5] = b"\x93NUMPY\x01\x00 and no more"
     pack(path, [(f"s{number:03d}.x.npy", content) for number, content in enumerate(contents)])
     return dataload.open(path, decode="auto"), "s005"

@@ -45,24 +45,14 @@ def test_syrah_in_a_pool_that_forks(path, monkeypatch, reopened):
         assert syr.get_array(3, "label").tolist() == [3]
 
 
-def all_of(loader):
-    features, labels = zip(*loader, strict=True)
-    return np.concatenate(features), np.concatenate(labels)[:, 0]
-
-
 @pytest.mark.slow_suite
 def test_a_syrah_data_set_in_a_spawned_worker(path):
     """Only one worker, because it takes seconds to import torch."""
     dataset = SyrahDataset(path, ["features", "label"], process_funcs={"features": compat_readers.halved})
     context = {"multiprocessing_context": "spawn", "worker_init_fn": dataset.worker_init_fn}
-    features, labels = all_of(DataLoader(dataset, batch_size=32, num_workers=1, **context))
-    assert labels.tolist() == list(range(ITEMS))
-    assert np.array_equal(features, FEATURES / 2)
-
-
-def labels_of_the_manifest():
-    case = next(case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["file"] == "db4_39")
-    return [record["label"] for record in case["records"]]
+    features, labels = zip(*DataLoader(dataset, batch_size=32, num_workers=1, **context), strict=True)
+    assert np.concatenate(labels)[:, 0].tolist() == list(range(ITEMS))
+    assert np.array_equal(np.concatenate(features), FEATURES / 2)
 
 
 def test_torchrecord_by_hand_with_any_number_of_workers():
@@ -72,4 +62,5 @@ def test_torchrecord_by_hand_with_any_number_of_workers():
         [label for _, labels in DataLoader(dataset, batch_sampler=sampler, num_workers=n) for label in labels.tolist()]
         for n in (0, 2)
     ]
-    assert found == [labels_of_the_manifest()] * 2
+    case = next(case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["file"] == "db4_39")
+    assert found == [[record["label"] for record in case["records"]]] * 2

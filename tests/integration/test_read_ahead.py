@@ -78,11 +78,7 @@ def listed_set(object_server, directory, count, suffix):
     for shard in range(count):
         with dataload.create(directory / f"part-{shard:0{len(str(count - 1))}}.{suffix}") as writer:
             writer.extend({"n": np.array(3 * shard + row)} for row in range(3))
-    return indexed(object_server, directory)
-
-
-def indexed(object_server, directory, options=None):
-    index_shards(str(directory), options=options or {})
+    index_shards(str(directory))
     bucket = object_server.bucket()
     object_server.put_directory(bucket, directory, "set/")
     return bucket

@@ -58,13 +58,6 @@ def in_order(**settings):
     return {"batch_size": 16, "epochs": 1, "sampler": ShardSequential((RECORDS,) * SHARDS, 3), **settings}
 
 
-def check_counts(found, proxy):
-    """All that went through the proxy since its reset is counted."""
-    assert found.requests == proxy.counts.requests.total() > 0
-    assert found.nbytes == proxy.counts.bytes.total() > 0
-    assert 0 < found.transfer_seconds < found.request_seconds
-
-
 @pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "shards", "ranges", "shards"))
 def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
     remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path}
@@ -73,7 +66,9 @@ def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
         with dataload.Loader(source, **in_order(**WORKERS[workers])) as loader:
             nbytes = sum(batch["x"].nbytes for batch in loader)
             found = loader.statistics().downloads
-    check_counts(found, proxy)
+    assert found.requests == proxy.counts.requests.total() > 0
+    assert found.nbytes == proxy.counts.bytes.total() > 0
+    assert 0 < found.transfer_seconds < found.request_seconds
     assert found.nbytes >= nbytes
     assert (found.retries, found.throttled, found.shards_found, found.shards_again) == (0, 0, 0, 0)
     assert found.shards_downloaded == (SHARDS if mode == "shards" else 0)

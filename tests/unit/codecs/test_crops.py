@@ -105,16 +105,12 @@ def test_other_images(data):
     assert np.abs(image.astype(int) - cv2.resize(full, (40, 30))).mean() < 12
 
 
-def written(path, files):
-    with dataload.create(path) as writer:
-        for number, data in enumerate(files):
-            writer.write({"__key__": f"{number:03}", "jpg": data, "cls": number})
-    return dataload.open(path)
-
-
 def test_a_damaged_image(tmp_path):
     good = jpeg(pattern(300, 400))
-    source = written(tmp_path / "x.tar", [good, good[: len(good) // 2], good])
+    with dataload.create(tmp_path / "x.tar") as writer:
+        for number, data in enumerate([good, good[: len(good) // 2], good]):
+            writer.write({"__key__": f"{number:03}", "jpg": data, "cls": number})
+    source = dataload.open(tmp_path / "x.tar")
     crop = dataload.RandomResizedCrop(size=32)
     with (
         dataload.Loader(source, batch_size=3, transform=crop) as loader,

@@ -156,19 +156,14 @@ def test_a_task_of_slurm_outside_of_a_step_reads_all(monkeypatch):
     assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
 
 
-def pretend_jax(monkeypatch, *, client=None, started=False, backend=1):
-    """The modules in which JAX keeps what it knows of its processes."""
+@pytest.mark.parametrize("known", [(2, False, 1), (2, True, 2), (None, True, 2)])
+def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
+    """By what the modules say in which JAX keeps what it knows of its processes."""
+    client, started, backend = known
     state = SimpleNamespace(num_processes=client)
     backends = SimpleNamespace(backends_are_initialized=lambda: started, process_count=lambda: backend)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", backends)
-
-
-@pytest.mark.parametrize(
-    "known", [{"client": 2}, {"client": 2, "started": True, "backend": 2}, {"started": True, "backend": 2}]
-)
-def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
-    pretend_jax(monkeypatch, **known)
     message = (
         "this JAX program has 2 processes, and each of them would read all of the data: pass rank= and world_size="
     )

@@ -186,14 +186,6 @@ def test_many_bad_records_at_the_front_do_not_hide_the_fields():
 LENGTHS = np.array([2, 3, 1, 2, 4])
 
 
-def packed(indices, **bad):
-    """Two rows of six places, the first two records in the first row, others in the second."""
-    lengths = LENGTHS[indices]
-    placed = np.array([0, 0, 1, 1][: len(indices)], np.int64)
-    starts = np.array([0, lengths[0], 0, lengths[2]] if len(indices) else [], np.int64)
-    return plan(indices, **bad, packing=Packing(placed, starts, lengths, (2, 6)))
-
-
 def raising(*indices):
     def check(sample, context):
         if context.index in indices:
@@ -208,7 +200,9 @@ def test_packed_rows_get_gaps(action):
     trace = StepTrace()
     sequences = [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
     fetch = fetcher(MemorySource(sequences), action, transform=raising(1), collate=Pack(pad_value=-1))
-    batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
+    # Two rows of six places, the first two records in the first row, others in the second.
+    packing = Packing(np.array([0, 0, 1, 1]), np.array([0, 2, 0, 1]), LENGTHS[:4], (2, 6))
+    batch = fetch(plan([0, 1, 2, 3], valid=[True, False], packing=packing), 0, trace)
     assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
     assert batch["segment_ids"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 2, 2, 0, 0, 0]]
     assert batch["valid"].tolist() == [True, False]
@@ -508,14 +502,6 @@ def test_the_search_for_an_example_has_one_deadline(monkeypatch):
     assert clock[0] <= 30
 
 
-def stream_plan(indices, valid, chunk):
-    """Rows of streams, which keep their places whatever becomes of a record."""
-    rows = len(indices) // chunk
-    shape = (rows,) if chunk == 1 else (rows, chunk)
-    columns = {"offset": np.arange(rows), "is_first": np.ones(shape, bool)}
-    return BatchPlan(7, np.array(indices, np.int64), np.array(valid, bool).reshape(shape), chunk=chunk, columns=columns)
-
-
 @KINDS
 @given(
     rows_=st.integers(1, 4),
@@ -533,7 +519,9 @@ def test_rows_of_streams_keep_their_places(
     places = rows_ * chunk
     indices = data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=places, max_size=places))
     valid = data.draw(st.lists(st.booleans(), min_size=places, max_size=places))
-    step = stream_plan(indices, valid, chunk)
+    shape = (rows_,) if chunk == 1 else (rows_, chunk)
+    columns = {"offset": np.arange(rows_), "is_first": np.ones(shape, bool)}
+    step = BatchPlan(7, np.array(indices), np.array(valid).reshape(shape), chunk=chunk, columns=columns)
     failing_ones = (unreadable | untransformable if transforms else unreadable) - excluded
     source = kind(unreadable)
     fetch = fetcher(

@@ -270,9 +270,6 @@ def test_ten_to_the_ten_records_are_judged_in_little_memory():
     assert report.multiplicity.never is None
 
 
-# ShardLayout
-
-
 # The pool that reaches a quality
 
 

@@ -139,6 +139,3 @@ def test_a_rank_reads_its_own_lanes_only_and_all_ranks_the_same_batches(world_si
         return BatchSampler(sampler=lanes, batch_size=24 // world_size, world_size=world_size, rank=rank)
 
     assert global_batches(planner, world_size, 1) == global_batches(planner, 1, 1)
-
-
-# Arithmetic that orders share

@@ -196,11 +196,6 @@ def test_what_mixes_and_concatenations_refuse(call, error, message):
     assert MIXED[3] == {"index": 0}
 
 
-def block(epoch, steps):
-    indices = np.array([index for step in steps for index in step], np.int64)
-    return StepsAhead(epoch, indices, np.cumsum([len(step) for step in steps]).astype(np.int64), len(steps))
-
-
 def steps_of(blocks):
     for each in blocks:
         for start, stop in itertools.pairwise([0, *each.ends.tolist()]):
@@ -216,7 +211,10 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
     lengths[0] += 1
     ends = np.cumsum(lengths)
     blocks = [[[index % int(ends[-1]) for index in step] for step in steps] for steps in blocks]
-    copies = shared_steps((block(epoch, steps) for epoch, steps in enumerate(blocks)), len(ends))
+    flat = [np.array([index for step in steps for index in step], np.int64) for steps in blocks]
+    stops = [np.cumsum([len(step) for step in steps]) for steps in blocks]
+    ahead = (StepsAhead(epoch, *each, len(each[1])) for epoch, each in enumerate(zip(flat, stops, strict=True)))
+    copies = shared_steps(ahead, len(ends))
     spans = itertools.pairwise([0, *ends.tolist()])
     iterators = {part: steps_within(copy, *span) for part, (copy, span) in enumerate(zip(copies, spans, strict=True))}
     found = {part: [] for part in iterators}

@@ -116,10 +116,6 @@ def test_records_without_a_length(records, match):
         record_lengths(MemorySource(records), "x")
 
 
-def records_of(count):
-    return [{"x": np.array([i, -i]), "y": np.array(i * 0.5), "name": f"r{i}", "raw": bytes([i])} for i in range(count)]
-
-
 def model(records, lengths, length, stride, ends, offsets):
     """Yield each anchor and its window, built record by record."""
     groups = {name: offsets.get(name, range(length or 1)) for name in records[0]} if records else {}
@@ -161,7 +157,8 @@ OFFSETS = st.dictionaries(
     data=st.data(),
 )
 def test_equals_a_loop(lengths, length, stride, ends, offsets, shards, data):
-    records = records_of(sum(lengths))
+    numbers = range(sum(lengths))
+    records = [{"x": np.array([i, -i]), "y": np.array(i * 0.5), "name": f"r{i}", "raw": bytes([i])} for i in numbers]
     both = [*model(records, lengths, length, stride, ends, offsets)]
     anchors, expected = [anchor for anchor, _ in both], [window for _, window in both]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), min_size=shards - 1, max_size=shards - 1)))

@@ -21,8 +21,6 @@ from dataload.cli.output import ProgressBar
 from dataload.config import json_schema
 from dataload.storage.core import core_name
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
 
 def process(*arguments, **options):
     """Run the console script in a process of its own, by default with its output in pipes."""
@@ -210,7 +208,7 @@ def test_inspect_shows_the_rest_when_there_is_no_good_record_0(tmp_path):
 def test_inspect_of_other_kinds_of_data(tmp_path):
     lines = ok("inspect", "range:10", "-o", "start=3").splitlines()
     assert (lines[0], lines[-1].split()) == ("range: 7 records in 1 shard, 0 bytes", ["index", "int64", "()", "3"])
-    lines = ok("inspect", GOLDEN / "mds/all").splitlines()
+    lines = ok("inspect", Path(__file__).parents[1] / "golden/mds/all").splitlines()
     assert lines[0] == "mds: 9 records in 3 shards, 6.5 kB"
     assert "json unknown ? {'a': '[0, None]', 'b': \"'x'\"}" in [" ".join(line.split()) for line in lines]
     assert any(line.endswith("985 bytes") and "shard.00002.mds" in line for line in lines)

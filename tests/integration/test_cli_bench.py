@@ -13,8 +13,7 @@ from command_line import fail, run
 
 import dataload
 
-TESTS = Path(__file__).parents[1]
-sys.path.append(str(TESTS.parent))  # for the package benchmarks
+sys.path.append(str(Path(__file__).parents[2]))  # for the package benchmarks
 RATE_COLUMNS = importlib.import_module("benchmarks.rates").RATE_COLUMNS
 parse_results = importlib.import_module("benchmarks.compare").parse_results
 

@@ -10,12 +10,10 @@ pytest.importorskip("pyarrow")
 import command_line
 from videos import write_video
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot" / "h264"
-
 
 @pytest.fixture
 def robot(tmp_path):
-    return shutil.copytree(GOLDEN, tmp_path / "robot")
+    return shutil.copytree(Path(__file__).parents[1] / "golden/lerobot/h264", tmp_path / "robot")
 
 
 def test_an_episode_is_a_strip_for_each_camera_and_curves(robot, tmp_path):

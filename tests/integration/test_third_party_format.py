@@ -11,13 +11,11 @@ from command_line import facts, ok
 import dataload
 from dataload.errors import ConfigError
 
-PLUGIN = Path(__file__).parents[1] / "plugin_package"
-
 
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch):
     """The package, as pip would have installed it."""
-    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "plugin_package"))
     yield
     sys.modules.pop("countdown_plugin", None)
 

@@ -9,8 +9,6 @@ import pytest
 
 from dataload.bench.runner import agreeing, measure_all, run_task
 
-CHILDREN = Path(__file__).parents[2] / "children"
-
 
 def test_repeats_are_interleaved(made):
     tasks = [made.task(workers=workers) for workers in (1, 2, 3)]
@@ -63,7 +61,7 @@ def test_a_reading_of_something_else_loses_its_figures(made):
 @pytest.fixture
 def reading(made, monkeypatch):
     """A task with a reading of tests/children/bench_readings.py."""
-    monkeypatch.setenv("PYTHONPATH", str(CHILDREN))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "children"))
     return lambda name: made.task(reading=f"bench_readings:{name}", seconds=0.01)
 
 

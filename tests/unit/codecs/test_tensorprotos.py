@@ -125,9 +125,6 @@ def test_a_record_beyond_what_protobuf_reads(monkeypatch):
 # The fast path: where it is taken, and where not.
 
 
-BASE = [encode({"x": np.zeros(4, np.float32), "n": 1})] * 8
-
-
 @pytest.mark.parametrize(
     "buffers",
     [
@@ -135,7 +132,7 @@ BASE = [encode({"x": np.zeros(4, np.float32), "n": 1})] * 8
         [encode({"x": bytes(n)}) for n in range(30)],  # many layouts
         [encode({"x": np.array([b"a", b"b"], object)})] * 8,
         *(
-            [*BASE, *[encode(other)] * 8]
+            [*[encode({"x": np.zeros(4, np.float32), "n": 1})] * 8, *[encode(other)] * 8]
             for other in (
                 {"x": np.zeros((2, 2), np.float32), "n": 1},
                 {"x": np.zeros(2, np.float64), "n": 1},

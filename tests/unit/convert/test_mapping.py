@@ -115,10 +115,7 @@ def test_records_of_a_list_have_keys_of_their_own(tmp_path):
 # The first record that is written decides
 
 
-SUFFIXES = [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".syr", ".tar", ".lmdb", ".array_record", ".torchrecord"])
 def test_shards_may_be_empty(tmp_path, suffix):
     report = convert(source_of(6), tmp_path / f"a{suffix}", shards=3, map=lambda s: s if 2 <= s["n"] < 4 else DROP)
     assert numbers(tmp_path) == numbers(report.pattern) == [2, 3]

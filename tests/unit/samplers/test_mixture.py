@@ -117,12 +117,9 @@ def test_no_epoch_of_a_part_is_used_in_two_of_the_mixture(weights, stop, shortes
         assert counts.max() == 1, f"{again[counts > 1]} came twice"
 
 
-ROWS = ((3, 1), (1, 1), (0, 1))
-
-
 def test_weights_by_epoch_and_the_last_stays():
     samplers = (Sequential(1000), Sequential(1000))
-    mixture = Mixture(samplers, ROWS, stop="first", window=100)
+    mixture = Mixture(samplers, ((3, 1), (1, 1), (0, 1)), stop="first", window=100)
     assert [(np.array(order(mixture, epoch, 100)) < 1000).sum() for epoch in range(6)] == [75, 50, 0, 0, 0, 0]
     weights = ({0: (1, 0), 50: (0, 1)}, {0: (1, 1), 100: (1, 0)})
     changing = np.array([order(Mixture(samplers, weights, window=100, seed=2), epoch, 150) for epoch in (0, 1, 5)])

@@ -30,8 +30,6 @@ from opentelemetry.sdk.trace import TracerProvider, sampling  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
 def collect():
@@ -90,7 +88,7 @@ def test_each_metric_has_its_figure():
 
 
 def test_the_documents_have_the_same_table():
-    page = (ROOT / "docs/how-to/telemetry.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/telemetry.md").read_text()
     rows = re.findall(r"^\| `(dataload\.[\w.]+)` \| (\w+) \| `(\S+)` \| `?(\w*)`? \| (.+) \|$", page, re.MULTILINE)
     assert rows == [each[:-1] for each in METRICS]
 

@@ -13,8 +13,6 @@ from chat_tokenizers import make
 from dataload import ConfigError
 from dataload.text import Chat
 
-MARKED = ["gemma_training", "llama3_training", "phi3_training", "qwen2_5_training"]
-
 
 def user(content):
     return {"role": "user", "content": content}
@@ -58,7 +56,7 @@ def test_answers_are_what_the_template_adds_after_its_prompt(name):
     assert every["labels"].tolist() == [-100, *rendered[1:]]
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", ["gemma_training", "llama3_training", "phi3_training", "qwen2_5_training"])
 def test_markers_of_a_template_decide_where_there_are_any(name):
     tokenizer = make(name)
     found = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)

@@ -7,21 +7,19 @@ order. Where every stage works on single samples, a state must also continue at 
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import json
 import random
 import re
 import sys
-import tarfile
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 from drive import drive
+from made_files import image, npy, pack
 
 MOST = 60  # values of a pipeline that are compared
 
@@ -30,42 +28,23 @@ def write_archives(folder: Path) -> list[str]:
     """Write archives of 7, 1, 4, 5 and 2 samples, and return their paths; the last has files that are no components."""
     paths, number = [], 0
     for shard, count in enumerate((7, 1, 4, 5, 2)):
-        paths.append(str(folder / f"s-{shard:02d}.tar"))
-        with tarfile.open(paths[-1], "w") as archive:
-            for _ in range(count):
-                names = {
-                    "cls": str(number).encode(),
-                    "txt": f"text {number}".encode(),
-                    "json": json.dumps({"a": number}).encode(),
-                    "Seg.PNG": _png(number),
-                    "x.npy": _npy(number),
-                }
-                if number % 4 == 3:
-                    names["extra.bin"] = bytes([number])
-                for name, data in names.items():
-                    _add(archive, f"dir/k{number:03d}.{name}", data)
-                if shard == 4:
-                    _add(archive, "README", b"no component")
-                number += 1
+        files: list[tuple[str, bytes]] = []
+        for _ in range(count):
+            names = {
+                "cls": str(number).encode(),
+                "txt": f"text {number}".encode(),
+                "json": json.dumps({"a": number}).encode(),
+                "Seg.PNG": image(number),
+                "x.npy": npy(np.arange(3.0) + number),
+            }
+            if number % 4 == 3:
+                names["extra.bin"] = bytes([number])
+            files += [(f"dir/k{number:03d}.{name}", data) for name, data in names.items()]
+            if shard == 4:
+                files.append(("README", b"no component"))
+            number += 1
+        paths.append(str(pack(folder / f"s-{shard:02d}.tar", files)))
     return paths
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    archive.addfile(info, io.BytesIO(data))
-
-
-def _png(number: int) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def _npy(number: int) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, np.arange(3.0) + number)
-    return stream.getvalue()
 
 
 # Functions of users. They take samples as dicts, tuples or batches, and some fail.

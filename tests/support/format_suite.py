@@ -43,11 +43,7 @@ class FormatSuite(SourceSuite):
         return type(self).source(path, **self.options)
 
     def expected(self, records):
-        return with_keys(records) if self.keyed else records
-
-
-def with_keys(records):
-    return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
+        return [{"__key__": f"{i:06d}", **record} for i, record in enumerate(records)] if self.keyed else records
 
 
 def members(records):

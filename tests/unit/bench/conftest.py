@@ -1,6 +1,7 @@
 """Made-up results, whose figures can be worked out by hand."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,14 +53,6 @@ def make_measurement(*rates, error=None, **task):
     return Measurement(make_task(**task), tuple(map(make_answer, rates)), error)
 
 
-def make_limit(*rates, **task):
-    return make_measurement(*rates, **{"kind": "limit", "name": "copy", "reading": "module:copy", **task})
-
-
-def make_peer(*rates, **task):
-    return make_measurement(*rates, **{"kind": "peer", "name": "Grain", **task})
-
-
 def make_results(*measurements, files=(), **changes):
     values = {
         "date": "2026-01-02T03:04:05+00:00",
@@ -79,7 +72,7 @@ def made():
         task=make_task,
         answer=make_answer,
         ours=make_measurement,
-        limit=make_limit,
-        peer=make_peer,
+        limit=partial(make_measurement, kind="limit", name="copy", reading="module:copy"),
+        peer=partial(make_measurement, kind="peer", name="Grain"),
         results=make_results,
     )

@@ -1,10 +1,10 @@
 """What the conformance suites of tests/conformance share."""
 
 import hashlib
-import io
 import json
 
 import numpy as np
+from made_files import npy
 
 from dataload.testing import SourceSuite
 from dataload.testing.checks.concurrency import fork_after_read, fork_before_read, new_process_reads
@@ -62,8 +62,7 @@ def encoded(value):
         return ".txt", value.encode()
     if isinstance(value, int):
         return ".json", json.dumps(value).encode()
-    np.save(stream := io.BytesIO(), value)
-    return ".npy", stream.getvalue()
+    return ".npy", npy(value)
 
 
 def digest_of(record, size):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_files import pack
 
 import dataload
 from dataload.catalog.arrays import IndexKey, load_cached, store_cached
@@ -84,11 +84,7 @@ def forge(path: Path, arrays=None, extras=None, declared=None, **changes):
 
 
 def archive(path: Path, names, index: bool) -> Path:
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
-        for number, name in enumerate(names):
-            info = tarfile.TarInfo(name)
-            info.size = 5 + number
-            tar.addfile(info, io.BytesIO(bytes([65 + number]) * info.size))
+    pack(path, [(name, bytes([65 + n]) * (5 + n)) for n, name in enumerate(names)], tarfile.GNU_FORMAT)
     settle(path)
     if index:
         write_index(path, strict=False)

@@ -35,10 +35,9 @@ def saved(save=np.savez, **arrays):
     return stream.getvalue()
 
 
-def archive(members, compression=zipfile.ZIP_STORED, comment=b""):
+def archive(members, compression=zipfile.ZIP_STORED):
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", compression) as out:
-        out.comment = comment
         for name, content in members:
             out.writestr(name, content)
     return stream.getvalue()

@@ -30,7 +30,7 @@ class PackageReaders:
     def __init__(self, file: str, storage: Storage, options: str | None) -> None:
         self._file = file
         self._storage = storage
-        self.identity = storage.identity(file)
+        self._identity = storage.identity(file)
         self._kept: Any = None  # while readers may have the file open
         self._path: str | None = None  # of the file that they have open
         self._options = _READER_OPTIONS if options is None else options
@@ -46,7 +46,7 @@ class PackageReaders:
             with self._lock:
                 reader = self.idle.pop() if self.idle else None
             if reader is None:
-                if self._storage.identity(self._file) != self.identity:
+                if self._storage.identity(self._file) != self._identity:
                     raise rewritten_error(self._file)
                 lease, self._kept = self._storage.lend(self._file, self)
                 self._path = lease.path
@@ -77,7 +77,7 @@ class PackageReaders:
     def _check_overwritten(self) -> None:
         """Raise if the file was overwritten: the package then gives torn or empty records, without an error."""
         with suppress(SourceNotFoundError):  # deleted, but still open in the reader, as is one that was replaced
-            was, now = self.identity, self._storage.identity(self._file)
+            was, now = self._identity, self._storage.identity(self._file)
             if now != was and now.file == was.file:
                 raise overwritten_error(self._file, was.changed, now.changed)
 

@@ -182,9 +182,9 @@ def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_pa
     for name, value in object_server.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(CorruptFileError, match="part 3/5: "):
-        convert(Eventful(tmp_path / "corrupt", "corrupt"), url, engine="local", **settings)
+        convert(Eventful(tmp_path / "corrupt", "corrupt"), url, engine=LocalEngine(num_workers=1), **settings)
     report = convert(Eventful(tmp_path / "die", "die"), url, resume=True, engine="local", **settings)
-    assert report.resumed >= 2 * COUNT // SHARDS
+    assert report.resumed == 2 * COUNT // SHARDS
     with dataload.open(url.replace("b.syr", "b-{00000..00004}-of-00005.syr")) as opened:
         assert opened.fingerprint() == dataload.open(tmp_path / "one/b-{00000..00004}-of-00005.syr").fingerprint()
         assert [record["n"] for record in opened] == list(range(COUNT))

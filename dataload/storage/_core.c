@@ -1,10 +1,11 @@
 /* The compiled core: copies records out of mapped files without the GIL.
  *
- * Each function equals the one of the same name in _core.py. Numbers are copied and checked before the GIL is released,
- * so neither wrong ones nor another thread that changes them can make a copy leave its buffers. The argument `file` is
- * the descriptor of the file behind mapped data, or -1 for plain memory; or the descriptor, and when the file was changed
- * last, in nanoseconds. If the file has shrunk, was changed since, or its disk fails, MapFault is raised with an offset:
- * a page that disappears while it is copied would otherwise kill the process, and the rest of the last page reads as 0.
+ * Each function equals its namesake in _core_numpy.py, if there is one. Numbers are copied and checked before the GIL
+ * is released, so neither wrong ones nor another thread that changes them can make a copy leave its buffers. The
+ * argument `file` is the descriptor of the file behind mapped data, or -1 for plain memory; or the descriptor, and
+ * when the file was changed last, in nanoseconds. If the file has shrunk, was changed since, or its disk fails,
+ * MapFault is raised with an offset: a page that disappears while it is copied would otherwise kill the process, and
+ * the rest of the last page reads as 0.
  */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_GIL_DISABLED

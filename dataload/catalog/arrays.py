@@ -176,7 +176,7 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
     Files that have just changed may change again within the same tick of the file system's clock, so nothing made from
     them is stored.
     """
-    if max(changed for _, changed in key.files) > time.time_ns() - int(_SETTLED_SECONDS * 1e9):
+    if seconds_until_settled(key) > 0:
         return
     for place in key.places():
         if (place.data or place.room) and write_arrays(place, key.text, table):
@@ -185,6 +185,12 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
             if key.kind == _FILTER:
                 _drop_filters(place)
             return
+
+
+def seconds_until_settled(key: IndexKey) -> float:
+    """Return for how long nothing that is made from these files is stored, see `store_cached`: at most 2."""
+    left = max(changed for _, changed in key.files) / 1e9 + _SETTLED_SECONDS - time.time()
+    return min(max(0.0, left), _SETTLED_SECONDS)
 
 
 def _drop_filters(place: Place) -> None:

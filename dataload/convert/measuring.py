@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import numpy as np
 
 from dataload._util.indexing import even_split
 from dataload._util.system import usable_cpus
+from dataload.catalog.arrays import seconds_until_settled
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Measures, ShardFacts, select_fields, spec_of
 from dataload.catalog.statistics import (
@@ -335,6 +337,7 @@ def measure_mapped(
         for (start, stop), (part, _) in zip(even_split(total, count), parts, strict=True):
             found.add(np.arange(start, stop), part.lengths, part.samples())
     if (key := key_of(source, transform)) is not None:
+        time.sleep(seconds_until_settled(key))  # who writes data and measures them at once wants the lengths kept
         found.keep(key)
     return MappedLengths(found.lengths, bad, kept=recall_mapped(source, transform) is not None)
 

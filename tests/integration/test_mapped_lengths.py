@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +72,12 @@ def test_lengths_are_measured_once_and_packing_uses_them(data, monkeypatch):
 
 
 expected_lengths = expected()
+
+
+def test_lengths_of_data_that_were_just_written_are_kept(data):
+    changed = time.time() - 1.2  # nothing is kept for two seconds: the file may change again within a tick of the clock
+    os.utime(data, (changed, changed))
+    assert ok("stats", data, "--map", "talks_map:chat").splitlines()[-1] == "kept"
 
 
 def test_functions_are_kept_by_their_code(data, monkeypatch):

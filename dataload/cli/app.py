@@ -109,7 +109,7 @@ class _Group(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = dict.fromkeys(_HELPS)  # of which only the names are used
+        self.commands: Any = dict.fromkeys(_HELPS)  # names only: `get_command` imports
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; None if there is none of that name."""

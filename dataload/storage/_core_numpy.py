@@ -1,4 +1,4 @@
-"""What the core does without a C compiler, in numpy: each function equals its namesake in `_core.c`.
+"""The core in numpy, for machines without a C compiler. Each function equals its namesake in `_core.c`.
 
 Files are not mapped here, so `file`, the descriptor behind the buffer `data`, is always -1, for plain memory. A range
 outside the buffer is a ValueError. The compiled core alone maps many files at once; see `dataload.storage.core`.

@@ -112,7 +112,7 @@ class JsonlSource(FileSource[Record]):
 class _Reader(ShardReader[Record]):
     """The lines of a file."""
 
-    _edges: Any  # of the lines that are not empty, or those of many files
+    _edges: Any  # what `find_lines` returns, or `ShardNumbers` of many files
     _fills: Mapping[str, tuple[Any, str | None]]
 
     def __init__(self, path: str, limit: int) -> None:

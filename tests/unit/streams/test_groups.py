@@ -192,13 +192,12 @@ def test_stacked_steps_are_cut_into_what_they_were(samples):
         assert found.count == len(expected)
         assert [*map(repr, samples_of([found]))] == [*map(repr, expected)]
         if expected:
-            assert collated(lambda: join([found], np.ones(found.count, bool))) == collated(  # noqa: B023
-                lambda: default_collate(expected)  # noqa: B023
-            )
+            joined = collated(join, [found], np.ones(found.count, bool))
+            assert joined == collated(default_collate, expected)
 
 
-def collated(make):
+def collated(function, *arguments):
     try:
-        return repr(make())
+        return repr(function(*arguments))
     except Exception as error:
         return str(error)

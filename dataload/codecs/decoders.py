@@ -104,10 +104,7 @@ def decode_image(
     `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, in Pillow's words; None
     for any of `IMAGE_KINDS`. Decoding may take `limit` bytes of memory: 12 for each pixel, 24 in WebP.
     """
-    magic = _MAGIC.match(data)
-    found = None if magic is None else magic.lastgroup
-    if kind is None or found != kind:
-        kind = _kind_to_decode(data, found, kind)
+    kind = _kind_to_decode(data, kind)
     if kind == "JPEG":
         image = _decode_jpeg(data, out, limit)
         if image is not None:
@@ -115,15 +112,15 @@ def decode_image(
     return _decode_with_pillow(data, out, kind, limit)
 
 
-def _kind_to_decode(data: bytes | memoryview, found: str | None, kind: str | None) -> str | None:
-    """Return the format to decode; raise if `found`, the content's format, is not the expected one."""
-    if kind is None and found in IMAGE_KINDS.values():
+def _kind_to_decode(data: bytes | memoryview, kind: str | None) -> str:
+    """Return the format of an image's content; raise if it is unknown, or not the expected one."""
+    magic = _MAGIC.match(data)
+    found = None if magic is None else magic.lastgroup
+    if found in _KINDS and kind in (None, found):
         return found
-    if found is None and kind is not None and kind not in IMAGE_KINDS.values():  # a format that we cannot tell
-        return kind
     begin = f"it begins with {bytes(data[:8])!r}" if found is None else f"its content is {found}"
     if kind is None:
-        raise CorruptFileError(f"an image cannot be decoded: {begin}; known are {_KNOWN_KINDS}")
+        raise CorruptFileError(f"an image cannot be decoded: {begin}; known are {', '.join(_KINDS)}")
     hint = "" if found is None else ": rename it by its format, or decode it with your own function"
     raise CorruptFileError(f"an image that is named as {kind} cannot be decoded as such: {begin}{hint}")
 
@@ -167,7 +164,7 @@ def size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"  # width and height follow, 4 bytes each
 _FOR_PILLOW = ("CMYK", "YCCK")
-_KNOWN_KINDS = ", ".join(dict.fromkeys(IMAGE_KINDS.values()))
+_KINDS = tuple(dict.fromkeys(IMAGE_KINDS.values()))
 
 
 def load_simplejpeg() -> Any:
@@ -193,7 +190,7 @@ def _decode_jpeg(data: bytes | memoryview, out: Array | None, limit: int) -> Arr
         raise CorruptFileError(f"a JPEG image cannot be decoded: {error}") from error
 
 
-def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str | None, limit: int) -> Array:
+def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str, limit: int) -> Array:
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
         if kind == "WEBP":  # whose frames are allocated when it is opened

@@ -291,13 +291,14 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         more = ", ..." if len(several) > _SHOWN_PATTERNS else ""
         message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
         raise ConfigError(message, key="paths", value=directory)
+    (listed,) = several
     if not is_url(directory):
-        return _look_at(directory, several[0], manifest, entry)
+        return _look_at(directory, listed, manifest, entry)
     if remote is not None:  # the ETag in every request tells
-        for shard in several[0].shards:
+        for shard in listed.shards:
             if shard.evidence.etag is not None:
                 remote.expect(join(directory, shard.name), shard.bytes, shard.evidence.etag)
-    return several[0]
+    return listed
 
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:

@@ -481,6 +481,7 @@ def test_out_of_date(tmp_path, which, what, no_parsers):
         os.utime(tmp_path / which, ns=(0, LONG_AGO * 10**9 + 1))
     wanted = content(path)
     [found] = kept(tmp_path)
+    assert found.name.startswith(".x.tar.")
     assert stored(found)[0]["key"] != before["key"]
     no_parsers()
     assert content(path) == wanted

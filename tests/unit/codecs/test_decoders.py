@@ -194,17 +194,21 @@ def large_jpeg(side):
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "message"),
+    ("data", "kind", "error", "message"),
     [
-        (encoded("png", "I;16"), UnsupportedFormatError, r"a PNG image of mode 'I(;16)?' does not fit in 8 bits"),
-        (damaged("png"), CorruptFileError, "an image cannot be decoded"),  # Pillow counts pixels too
-        (damaged("jpeg"), CorruptFileError, "a JPEG image cannot be decoded"),
-        (large_jpeg(60_000), CorruptFileError, "an image of 60000 x 60000 pixels; the limit is 89478485"),
+        (encoded("png", "I;16"), None, UnsupportedFormatError, r"a PNG image of mode 'I(;16)?' does not fit in 8 bits"),
+        (damaged("png"), None, CorruptFileError, "an image cannot be decoded"),  # Pillow counts pixels too
+        (damaged("jpeg"), "JPEG", CorruptFileError, "a JPEG image cannot be decoded"),
+        (large_jpeg(60_000), None, CorruptFileError, "an image of 60000 x 60000 pixels; the limit is 89478485"),
+        (b"some text", None, CorruptFileError, "decoded: it begins with b'some tex'; known are JPEG, PNG, PPM,"),
+        (b"%PDF-1.4", None, CorruptFileError, "decoded: its content is PDF; known are JPEG, PNG, PPM,"),
+        (b"some text", "PNG", CorruptFileError, "named as PNG cannot be decoded as such: it begins with b'some tex'$"),
+        (IMAGES["png"], "GIF", CorruptFileError, "named as GIF .* as such: its content is PNG: rename it"),
     ],
 )
-def test_what_is_not_decoded(data, error, message):
+def test_what_is_not_decoded(data, kind, error, message):
     with pytest.raises(error, match=message):
-        decode_image(data)
+        decode_image(data, kind=kind)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import re
+import shutil
 import sys
 import threading
 import types
@@ -191,6 +192,9 @@ def test_a_result_is_kept_beside_the_data(tmp_path, write):
     assert is_computed(source[:-1], with_label(3))
     assert not is_computed(source[:-1], with_label(3))
     assert not is_computed(source, with_label(3))
+    shutil.copytree(tmp_path, more := tmp_path / "more", ignore=shutil.ignore_patterns(".*"))
+    assert is_computed(dataload.concat([source, dataload.open(more)]), with_label(3))
+    assert {path.name for path in more.iterdir()} == {"0.syr", "1.syr"}  # it is beside the first file
     os.utime(tmp_path / "1.syr", (1e9 + 1, 1e9 + 1))
     assert is_computed(dataload.open(tmp_path), with_label(3))
     assert is_computed(write(180, (1e9, 1e9 + 1)), with_label(3))

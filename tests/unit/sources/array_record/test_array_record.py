@@ -409,13 +409,14 @@ def test_groups_are_kept_until_all_their_records_are_read(tmp_path, records, mon
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-@pytest.mark.parametrize("count", [1, 40])  # more are expanded in threads
-def test_large_chunks_that_state_another_length(tmp_path, more, count):
+@pytest.mark.parametrize(("count", "at"), [(1, 0), (40, 0), (40, 39)])  # many are expanded in threads
+def test_large_chunks_that_state_another_length(tmp_path, more, count, at):
     """Their hashes fit, and the frames do not tell their length: only what they expand to does."""
     path = Path(write_records(tmp_path / "x", [b"a" * 200_000] * count))
     data = bytearray(path.read_bytes())
     size = 40 + int.from_bytes(data[72:80], "little")
-    chunk = data[64 : 64 + size]
+    begin = 64 + at * size
+    chunk = data[begin : begin + size]
     length_of_sizes, after = parse_varint(bytes(chunk), 41)
     stated = 200_000 + more
     assert parse_varint(bytes(chunk), after + length_of_sizes)[0] == 200_000
@@ -423,10 +424,10 @@ def test_large_chunks_that_state_another_length(tmp_path, more, count):
     chunk[32:40] = stated.to_bytes(8, "little")
     chunk[16:24] = hash_of(bytes(chunk[40:]))
     chunk[:8] = hash_of(bytes(chunk[8:40]))
-    data[64 : 64 + size] = chunk
+    data[begin : begin + size] = chunk
     path.write_bytes(data)
     with ArrayRecordSource(path) as source:
-        refuses(source, range(count), "record 0: ", path=str(path), index=0)
+        refuses(source, range(count), f"record {at}: ", path=str(path), index=at)
 
 
 @pytest.mark.filterwarnings("ignore:.*group_size")

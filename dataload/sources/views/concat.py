@@ -18,13 +18,15 @@ from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.samplers.mixture import Stop
 from dataload.samplers.weighted import check_weights
-from dataload.sources.base import Source, Span, ViewSource
+from dataload.sources.base import Source, Span, SubsetSource, ViewSource
 from dataload.sources.expression import Expression
+from dataload.sources.file_source import FileSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps, steps_within
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.joint import JointShards, join
+from dataload.storage import is_url
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, StepsAhead
 
 _KEY = "__key__"
@@ -48,11 +50,16 @@ class ConcatSource(ViewSource[Any]):
     def __init__(self, sources: Sequence[Source[Any]], *, with_source: bool = False) -> None:
         if not sources:
             raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
-        self._parents = tuple(sources)
+        self._take(sources)
         self._with_source = with_source
-        self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
+
+    def _take(self, sources: Sequence[Source[Any]]) -> None:
+        self._parents = tuple(sources)
+        self._fetched = [n for n, source in enumerate(sources) if _may_read_ahead(source)]
+        self._ends: Int64Array | None = None
         self._joint: PerProcess[JointShards | MemorySource | None] = PerProcess()
+        self._mapped: PerProcess[tuple[list[str], Int64Array]] = PerProcess()  # files, and their versions
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -62,7 +69,7 @@ class ConcatSource(ViewSource[Any]):
     def over(self, sources: Sequence[Source[Any]]) -> Self:
         """Return a copy with other sources in place of these."""
         found = copy(self)
-        found._parents, found._ends, found._joint = tuple(sources), None, PerProcess()
+        found._take(sources)
         return found
 
     def _bounds(self) -> Int64Array:
@@ -88,6 +95,16 @@ class ConcatSource(ViewSource[Any]):
 
     def _joined(self) -> JointShards | MemorySource | None:
         return self._joint.get(lambda: join(self._parents, self._bounds()))
+
+    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
+        own, versions[id(self)] = self._mapped.get(self._find_mapped)
+        paths += own
+
+    def _find_mapped(self) -> tuple[list[str], Int64Array]:
+        self._bounds()  # opens each source, whose versions stay
+        paths, versions = list[str](), dict[int, Int64Array]()
+        super()._add_mapped(paths, versions)
+        return paths, np.concatenate([np.empty((0, 3), np.int64), *versions.values()])
 
     def close(self) -> None:
         super().close()
@@ -151,16 +168,17 @@ class ConcatSource(ViewSource[Any]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
-        # Of thousands, a protocol is slow to ask, and so is an instance without it.
-        able: dict[int, Any] = {n: each for n, each in enumerate(self._parents) if hasattr(type(each), "read_ahead")}
+        if not self._fetched:
+            return None
         ends = self._bounds().tolist()
 
         def start(component: int, steps: Iterator[StepsAhead]) -> AheadReader | None:
-            own = min(1.0, share * max(1, len(self._parents[component])) / max(1, len(self)))
+            source: Any = self._parents[component]
+            own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
             inside = steps_within(steps, ends[component - 1] if component else 0, ends[component])
-            return able[component].read_ahead(inside, fields, here=here, share=own)
+            return source.read_ahead(inside, fields, here=here, share=own)
 
-        return ComponentPrefetch.of(map(start, able, shared_steps(steps, len(able))))
+        return ComponentPrefetch.of(map(start, self._fetched, shared_steps(steps, len(self._fetched))))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -301,6 +319,16 @@ class MixedSource(ConcatSource):
     def __repr__(self) -> str:
         shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"
         return f"MixedSource({len(self.sources)} sources, weights={shown})"
+
+
+def _may_read_ahead(source: Source[Any]) -> bool:
+    """Return whether a source has something to fetch before it is read: not if its files are here."""
+    part: Any = source
+    while isinstance(part, SubsetSource):
+        part = part.parent
+    if isinstance(part, FileSource) and type(part).read_ahead is FileSource.read_ahead:
+        return any(map(is_url, part.paths))
+    return hasattr(type(part), "read_ahead")  # an instance is slow to ask, and so is a protocol
 
 
 def _require_dict(record: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
 from dataload.storage.local.shard_maps import most_maps
-from dataload.types import TextColumn
+from dataload.types import StepsAhead, TextColumn
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
 
@@ -581,3 +581,27 @@ def test_sources_with_other_options_or_fields_are_read_one_by_one(tmp_path):
             ["x", "b", "s", "cls"],  # keys are left out, because not all have them
             ["cls", "b"],
         ]
+
+
+class Fetching(dataload.RangeSource):
+    """A source of which a step says what it would fetch."""
+
+    asked = ()
+
+    def read_ahead(self, steps, fields, *, here, share=1.0):
+        self.asked = [block.indices.tolist() for block in steps], fields, here, share
+
+
+@pytest.mark.parametrize(("part", "indices"), [(slice(0, 10), [1, 2, 8]), (slice(2, 12), [3, 4, 10])])
+def test_only_sources_that_fetch_are_asked_before_a_read(tmp_path, part, indices):
+    with dataload.create(tmp_path / "a.syr") as writer:
+        writer.extend({"index": index} for index in range(12))
+    here, fetching = dataload.open(tmp_path / "a.syr")[:10], Fetching(12)
+    steps = [StepsAhead(0, np.array([3, 11, 12, 0, 18]), np.array([2, 5]), 2)]
+
+    def ahead(*sources):
+        return dataload.concat(sources).read_ahead(taken := iter(steps), ["index"], here=False, share=0.5), [*taken]
+
+    assert ahead(here, here[part]) == (None, steps)
+    assert ahead(here, fetching[part]) == (None, [])
+    assert fetching.asked == ([indices], ["index"], False, 0.25)

@@ -1,7 +1,7 @@
 """Batches from samples: pure functions, which sources also use to build columns."""
 
 from dataload.collate.collate import Collate, Pad, PadValue, Policy, PolicyName, default_collate
-from dataload.collate.columns import Ragged, empty_like, in_chunks, ragged, scatter_columns
+from dataload.collate.columns import Ragged, empty_like, in_chunks, scatter_columns
 from dataload.collate.pack import Overlong, Pack, Packing, Strategy
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "default_collate",
     "empty_like",
     "in_chunks",
-    "ragged",
     "scatter_columns",
 ]

@@ -13,9 +13,9 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty, stack_alike
 from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
-from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, ragged, unequal
+from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, unequal
 from dataload.errors import ConfigError, closest
-from dataload.types import Array, Batch
+from dataload.types import Array, Batch, Int64Array
 
 PadValue: TypeAlias = float | Mapping[str, float]
 """The padding value of all fields, or values by field name with 0 for the others."""
@@ -67,7 +67,8 @@ class Pad:
 def check_pad_value(value: Any, padded: Collection[str] | None) -> None:
     """Raise ConfigError unless `value` is a number or None, or maps `padded` fields (None: unknown) to numbers."""
     given = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else {}
-    if not all(isinstance(each, Real) for each in given.values() or [value or 0]):
+    numbers = given.values() if isinstance(value, Mapping) else () if value is None else (value,)
+    if not all(isinstance(each, Real) for each in numbers):
         raise setting_error("pad_value", value, 'must be a number, or a mapping such as {"labels": -100}')
     for name in () if padded is None else given.keys() - {*padded}:
         message = f"pad_value names {name!r}, which is not a padded field: {closest(name, padded or ())}"
@@ -302,7 +303,7 @@ def _stack(values: list[Any], name: str) -> Any:
             row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
             raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
         return _integers(values, name) if kinds == {int} else np.array(values)
-    if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
+    if not hasattr(values[0], "__array__"):
         return values  # objects of the user's own classes
     stacked = stack_alike(values)
     if stacked is not None:
@@ -336,13 +337,17 @@ def _ragged(values: list[Any], name: str, levels: int) -> Ragged:
     if not values:
         return Ragged(np.empty(0), np.zeros(1, np.int64))
     if levels == 1:
-        return ragged(_comparable(values, name, "ragged"))
+        arrays = _comparable(values, name, "ragged")
+        return Ragged(np.concatenate(arrays), _offsets(arrays))
     for row, value in enumerate(values):
         if not isinstance(value, (list, np.ndarray)):
             what = f"cannot collate {describe_field(name)} by 'ragged': a value in row {row} is {type(value).__name__}"
             raise ConfigError(f"{what}, and lists of lists have a list there", key=name or None)
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    return Ragged(_ragged([item for value in values for item in value], name, levels - 1), offsets)
+    return Ragged(_ragged([item for value in values for item in value], name, levels - 1), _offsets(values))
+
+
+def _offsets(values: Sequence[Any]) -> Int64Array:
+    return np.cumsum([0, *map(len, values)], dtype=np.int64)
 
 
 def _comparable(values: list[Any], name: str, policy: Policy) -> list[Array]:

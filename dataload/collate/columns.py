@@ -7,7 +7,7 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty
 from dataload.errors import ConfigError
-from dataload.types import Array, Batch, BytesColumn, Int64Array
+from dataload.types import Batch, BytesColumn, Int64Array
 
 
 class Ragged(NamedTuple):
@@ -20,14 +20,6 @@ class Ragged(NamedTuple):
 
     values: Any
     offsets: Int64Array
-
-
-def ragged(arrays: Sequence[Array]) -> Ragged:
-    """Return arrays one after another along the first axis, with their offsets."""
-    lengths = [array.shape[0] if array.ndim else 1 for array in arrays]
-    offsets = np.zeros(len(arrays) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return Ragged(np.concatenate([np.atleast_1d(array) for array in arrays]), offsets)
 
 
 def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:

@@ -28,7 +28,7 @@ class Packing(NamedTuple):
 
     rows: Int64Array  # its row; ascending
     starts: Int64Array  # its first position in the row; ascending within a row
-    lengths: Int64Array  # its length; the part that does not fit into the row is cut off
+    lengths: Int64Array  # its length; what is longer than a row is cut off
     shape: tuple[int, int]  # (rows, row_length) of the batch
     offsets: Int64Array | None = None  # of the first element that is laid out, if long records are split; else 0
 
@@ -43,7 +43,7 @@ class Packing(NamedTuple):
     def sizes(self) -> Int64Array:
         """The number of elements of each record that are laid out."""
         left = self.lengths if self.offsets is None else self.lengths - self.offsets
-        return np.minimum(left, self.shape[1] - self.starts)
+        return np.minimum(left, self.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ class Pack:
             raise setting_error("row_length", row_length, rule)
         numbers, offsets = cut_up(lengths, row_length) if self.overlong == "split" else (np.arange(len(lengths)), None)
         packing = Packing(np.zeros_like(numbers), np.zeros_like(numbers), lengths[numbers], (1, row_length), offsets)
-        rows, starts, counts = best_fit(packing.sizes[None], row_length)
-        order = np.argsort(rows[0], kind="stable")
-        found = packing._replace(rows=rows[0], starts=starts[0], shape=(int(counts[0]), row_length))
+        (rows,), (starts,), (count,) = best_fit(packing.sizes[None], row_length)
+        order = np.argsort(rows, kind="stable")
+        found = packing._replace(rows=rows, starts=starts, shape=(int(count), row_length))
         return found.only(order), numbers[order]
 
     def _lay_out(self, values: list[Any], name: str, packing: Packing) -> Array:
@@ -177,9 +177,7 @@ class Pack:
     def _added(self, packing: Packing) -> dict[str, Any]:
         """Return the columns that describe the rows."""
         rows, starts, sizes, shape = packing.rows, packing.starts, packing.sizes, packing.shape
-        is_new = np.diff(rows, prepend=-1) != 0
-        number = np.arange(len(rows))
-        segment = number - np.maximum.accumulate(np.where(is_new, number, 0)) + 1  # counted from 1 within the row
+        segment = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)  # counted from 1 within the row
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         flat = np.repeat(rows * shape[1] + starts, sizes) + within
         segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)

@@ -90,7 +90,7 @@ class TokenTransform:
         tokenizer = self.tokenizer
         bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
         added = tokenizer.backend_tokenizer.encode("").ids
-        return added[:1] if bos is not None and added[:1] == [bos] else [], [] if eos is None else [eos]
+        return [bos] if added[:1] == [bos] else [], [] if eos is None else [eos]
 
 
 def labelled(tokens: Any, trained: Any = True) -> dict[str, Array]:

@@ -66,8 +66,9 @@ def test_pieces_are_scattered_to_their_rows(values, random, parts):
         again = scatter_columns([(np.arange(len(values))[::-1], {"x": joined})], len(values))["x"]
         assert again == values[::-1]
         assert again[1:] == values[::-1][1:]
-        mixed = [(where, {"x": list(batch["x"]) if i % 2 else batch["x"]}) for i, (where, batch) in enumerate(pieces)]
-        assert scatter_columns(mixed, len(values))["x"] == values
+        either = [list(batch["x"]) if i % 2 else batch["x"] for i, (_, batch) in enumerate(pieces)]
+        both = [(where, {**batch, "y": column}) for (where, batch), column in zip(pieces, either, strict=True)]
+        assert scatter_columns(both, len(values)) == {"x": values, "y": values}
 
 
 def test_chunks():

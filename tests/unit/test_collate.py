@@ -47,7 +47,7 @@ NESTED = [[[1, 2], []], [], [[3]]]
         ([1, 2, 3], np.array([1, 2, 3])),
         ([np.arange(2), np.arange(2)], np.array([[0, 1], [0, 1]])),
         ([(1, "a"), (2, "b")], (np.array([1, 2]), ["a", "b"])),
-        ([Pair(1, "a"), Pair(2, "b")], Pair(np.array([1, 2]), ["a", "b"])),
+        ([Pair(1, "a")], Pair(np.array([1]), ["a"])),
         ([{"x": {"y": 1}}, {"x": {"y": 2}}], {"x": {"y": np.array([1, 2])}}),
         ([{"a": 1, "b": 2}, {"b": 4, "a": 3}], {"a": np.array([1, 3]), "b": np.array([2, 4])}),
         ([{"x": None}, {"x": None}], {"x": [None, None]}),
@@ -87,6 +87,7 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
         ([{"x": {"y": 1}}, {"x": 1}], "cannot stack field 'x': row 0 is dict, row 1 is int"),
         ([{"x": 2**63}, {"x": -1}], f"field 'x' holds {2**63}, and a column of integers has 64 bits"),
         ([{"x": -(2**70)}, {"x": 1}], f"field 'x' holds {-(2**70)}, and"),
+        ([{"x": 2**64}, {"x": 1}], f"field 'x' holds {2**64}, and"),
         ([{"x": np.zeros(1)}, {"x": b"a"}], r"row 0 is float64 \(1,\), row 1 is \|S1 \(\)"),
         ([{"x": 1}, {"y": 1}], f"samples in {DIFFER.format(1, 'x, y only in one')}: choose common ones"),
         ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], DIFFER.format(2, "y only in one")),
@@ -112,6 +113,8 @@ PICTURES = np.array([[[1, 1, 1, -1], [1, 1, 1, -1]], [[2, 2, 2, 2], [-1, -1, -1,
     [
         ("pad", TOKENS, {"t": PADDED, "t_length": np.array([3, 0, 1])}),
         ("pad", [i.astype(np.int8) for i in IMAGES], {"t": PICTURES, "t_length": np.array([2, 1])}),
+        (Pad(-1, side="left"), [i.astype(np.int8) for i in IMAGES], {"t": np.stack([PICTURES[0], PICTURES[1, ::-1]])}),
+        ({"ragged": 1}, TOKENS, {"t": Ragged(np.array([1, 2, 3, 4]), np.array([0, 3, 3, 4]))}),
         ("ragged", TOKENS, {"t": Ragged(np.array([1, 2, 3, 4]), np.array([0, 3, 3, 4]))}),
         ("ragged", FLOATS, {"t": Ragged(np.ones((3, 3), F32), np.array([0, 2, 2, 3]))}),
         ("list", TOKENS, {"t": TOKENS}),
@@ -215,7 +218,7 @@ UNPADDED = "pad_value names '{}', which is not a padded field: {}"
         ({"lables": -100}, "pad_value.lables", UNPADDED.format("lables", "did you mean 'labels'")),
         ({"x": -100}, "pad_value.x", UNPADDED.format("x", "choose from labels, tokens")),
         ({"labels": "-100"}, "pad_value", NUMBER),
-        ("0", "pad_value", NUMBER),
+        *(("0", "pad_value", NUMBER), ("", "pad_value", NUMBER)),
     ],
 )
 def test_wrong_pad_values(value, key, message):
@@ -225,16 +228,17 @@ def test_wrong_pad_values(value, key, message):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "limits"),
-    [
-        *(("uint8", -100, "0 to 255"), ("int8", 200, "-128 to 127")),
-        *(("int64", 0.5, "-9223372036854775808 to"), ("bool", -1, "0 to 1")),
-    ],
+    ("dtype", "value", "least", "most"),
+    [("uint8", -100, 0, 255), ("int8", 200, -128, 127), ("int64", 0.5, -(2**63), 2**63 - 1), ("bool", -1, 0, 1)],
 )
-def test_a_pad_value_must_fit_the_dtype(dtype, value, limits):
+def test_a_pad_value_must_fit_the_dtype(dtype, value, least, most):
+    limits = f"{least} to {most}"
     told = f"pad_value of field 't' is {value}, but its dtype {dtype} holds {limits}.*: choose a number that fits, or"
     with pytest.raises(ConfigError, match=told):
         Collate({"t": "pad"}, pad_value={"t": value})([{"t": np.ones(2, dtype)}])
+    for fits in (least, most):
+        padded = Collate({"t": "pad"}, pad_value=fits)([{"t": np.ones(n, dtype)} for n in (1, 2)])["t"]
+        equal(padded, np.array([[1, fits], [1, 1]], dtype))
     assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
 
 
@@ -278,7 +282,7 @@ def test_wrong_settings_of_pad(settings, message):
 
 
 def test_integers_of_64_bits_are_not_rounded():
-    equal(default_collate([2**64 - 1, 1]), np.array([2**64 - 1, 1], np.uint64))
+    equal(default_collate([2**64 - 1, 0]), np.array([2**64 - 1, 0], np.uint64))
     equal(default_collate([-(2**63), 1]), np.array([-(2**63), 1]))
 
 

@@ -1,5 +1,6 @@
 """Pack: records laid out in rows, with segment ids and positions."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -70,11 +71,11 @@ def rows_of(batch, name="t"):
 
 def test_what_varlen_attention_takes():
     samples = [{"t": np.arange(n)} for n in (3, 1, 2, 4)]
-    batch = Pack(-1, varlen=True)(samples, packing([0, 0, 1, 2], [0, 3, 0, 0], [3, 1, 2, 4], (4, 4)))
-    # Rows 1 and 3 end with padding, which is a sequence, too.
-    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 6, 8, 12, 16]
-    assert (batch["cu_seqlens"].dtype, type(batch["max_seqlen"]), batch["max_seqlen"]) == (np.int32, int, 4)
-    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1], [0, 0, 1, 1], [0] * 4, [0] * 4]
+    batch = Pack(-1, varlen=True)(samples, packing([0, 0, 1, 2], [0, 3, 0, 0], [3, 1, 2, 4], (4, 5)))
+    # Rows end with padding, which is a sequence, too.
+    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 5, 7, 10, 14, 15, 20]
+    assert (batch["cu_seqlens"].dtype, type(batch["max_seqlen"]), batch["max_seqlen"]) == (np.int32, int, 5)
+    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 2], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0] * 5]
     assert batch["seq_idx"].dtype == np.int32
     flat, bounds = batch["position_ids"].ravel(), batch["cu_seqlens"].tolist()
     for begin, end in pairwise(bounds):
@@ -102,7 +103,9 @@ def test_pieces_of_a_record_stand_in_their_places():
     ],
 )
 def test_a_step_is_packed_by_itself(pack, lengths, expected):
-    samples = [{"t": np.arange(n) + 10 * i, "label": np.full(n, i)} for i, n in enumerate(lengths)]
+    samples = [
+        {"v": np.full((n, 2), i), "t": np.arange(n) + 10 * i, "label": np.full(n, i)} for i, n in enumerate(lengths)
+    ]
     batch = pack(samples)
     found = rows_of(batch)
     assert [[len(record) for record in row] for row in found] == expected
@@ -113,6 +116,7 @@ def test_a_step_is_packed_by_itself(pack, lengths, expected):
     for piece in pieces:
         assert piece == [*range(piece[0], piece[0] + len(piece))]
     assert batch["t"].shape == (len(expected), pack.row_length or sum(lengths))
+    assert (batch["v"] == batch["label"][..., None]).all()
     assert rows_of(batch, "label") == [[[value // 10 for value in piece] for piece in row] for row in found]
 
 
@@ -145,10 +149,33 @@ def test_ranks_pack_their_own_records_and_may_have_none():
     assert last["segment_ids"].any(axis=1).tolist() == [True, False], "rows of a sampler can be padded"
 
 
+@pytest.mark.parametrize(
+    ("length", "row_length", "level", "line"),
+    [
+        (1, 1, "INFO", "packing within a step fills 100.0% of 1 rows of 1"),
+        (19, 20, "INFO", "packing within a step fills 95.0% of 1 rows of 20"),
+        (
+            3,
+            4,
+            "WARNING",
+            "packing within a step fills 75.0% of 1 rows of 4: measure lengths with `dataload stats`, .*",
+        ),
+    ],
+)
+def test_the_log_says_how_full_the_first_batch_is(caplog, length, row_length, level, line):
+    caplog.set_level("INFO", "dataload")
+    list(Loader([{"t": np.arange(length)}] * 2, batch_size=1, collate=Pack(0, row_length=row_length)))
+    (found,) = [record for record in caplog.records if "packing" in record.getMessage()]
+    assert found.levelname == level
+    assert re.fullmatch(line, found.getMessage())
+
+
 def test_the_first_label_of_each_piece_is_left_out_of_the_loss():
     samples = [{"labels": np.arange(1, 6), "x": np.arange(1, 6)}, {"labels": np.array([9]), "x": np.array([9])}]
     batch = Pack({"labels": -100, "x": -1}, row_length=3, overlong="split")(samples)
     assert batch["labels"].tolist() == [[-100, 2, 3], [-100, 5, -100]]
     assert batch["x"].tolist() == [[1, 2, 3], [4, 5, 9]]
+    empty = Pack(-100)([{"labels": np.arange(2)}, {"labels": np.empty(0, np.int64)}])
+    assert empty["labels"].tolist() == [[-100, 1]]
     floats = Pack(-100.0)([{"labels": np.arange(2.0)}, {"labels": np.empty(0)}])
     assert floats["labels"].tolist() == [[0, 1]]

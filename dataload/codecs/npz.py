@@ -105,9 +105,8 @@ def parse_npy(data: bytes | memoryview) -> Array:
         raise CorruptFileError(
             f"a .npy file of {layout.dtype} {layout.shape} has {layout.nbytes} bytes of items, found {found}"
         )
-    items = np.empty((1, found), np.uint8)
-    items[0] = np.frombuffer(data, np.uint8)[layout.start :]
-    return layout.rows(items)[0, ...]
+    items = np.frombuffer(data, np.uint8)[layout.start :].copy()
+    return layout.rows(items[np.newaxis]).squeeze(0)
 
 
 def build_npy(array: Array) -> bytes:
@@ -207,7 +206,7 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
         name = data[position : position + name_length]
         position += name_length + extra_length + comment_length
         stop = _end_of_header(data, offset, name, (flags, method, crc, length)) + length
-        if offset != start or stop > directory or b"\0" in name or not (name.isascii() or flags):
+        if offset != start or b"\0" in name or not (name.isascii() or flags):
             return None
         content = memoryview(data)[stop - length : stop]
         if zlib.crc32(content) != crc:

@@ -61,6 +61,8 @@ CASES = {
     ),
     "rows of text": (pa.array([["a", "bc"], ["", ""]], pa.list_(pa.string(), 2)), [3 * EACH + 3, 3 * EACH]),
     "a part of rows of text": (pa.array([["a", "bc"], ["", ""]], pa.list_(pa.string(), 2))[1:], [3 * EACH]),
+    "rows of null": (pa.array([[None, None]], pa.list_(pa.null(), 2)), 3 * EACH),
+    "rows of lists of numbers": (pa.array([[[1], [2, 3]]], pa.list_(pa.list_(pa.int8()), 2)), [6 * EACH]),
     "maps": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), [EACH + 5 * EACH + 1, EACH]),
     "dictionaries": (
         pa.DictionaryArray.from_arrays(pa.array([1, 1, None]), pa.array(["", "abc"])),
@@ -99,6 +101,7 @@ def test_sizes_that_no_number_holds():
 def test_what_is_made_dense_as_a_whole():
     overlapping = CASES["views"][0]
     assert total_bytes(overlapping) == 5 + len(overlapping)
+    assert total_bytes(pa.array([[None] * 5] * 3, pa.list_(pa.null(), 5))) == 3 * (1 + 5)
     check_views(overlapping, 9, "the column", "a.arrow")
     check_views(WORDS, 1, "the column", "a.arrow")
     for array in (overlapping, pa.DictionaryArray.from_arrays(pa.array([0]), overlapping)):
@@ -111,5 +114,6 @@ def test_what_is_made_dense_as_a_whole():
 def test_the_longest_value_of_dictionaries():
     words = pa.array(["a", "abc"]).dictionary_encode()
     inside = pa.StructArray.from_arrays([pa.array([1, 2]), pa.ListArray.from_arrays([0, 1, 2], words)], ["n", "w"])
-    arrays = words, inside, pa.array(["abc"]), pa.array([], pa.string()).dictionary_encode()
-    assert [longest_in_dictionaries(array) for array in arrays] == [4, 4, 0, 0]
+    none = pa.array([], pa.string()).dictionary_encode(), pa.array([{}], pa.struct([]))
+    arrays = words, inside, pa.array(["abc"]), *none
+    assert [longest_in_dictionaries(array) for array in arrays] == [4, 4, 0, 0, 0]

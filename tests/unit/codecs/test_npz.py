@@ -4,6 +4,7 @@ import io
 import struct
 import tracemalloc
 import zipfile
+import zlib
 from itertools import count
 
 import numpy as np
@@ -59,8 +60,35 @@ def test_what_numpy_saves(save):
     assert all(value.flags.writeable and value.flags.c_contiguous for value in found.values())
     assert difference(decode(memoryview(saved(save, **ARRAYS))), ARRAYS, "record") is None
     fortran = np.asfortranarray(np.arange(6).reshape(2, 3))
-    assert difference(decode(saved(save, x=fortran)), {"x": np.ascontiguousarray(fortran)}, "record") is None
+    found = decode(saved(save, x=fortran))
+    assert found["x"].flags.c_contiguous
+    assert difference(found, {"x": np.ascontiguousarray(fortran)}, "record") is None
     assert decode(saved(save)) == {}
+
+
+@pytest.mark.parametrize("arrays", [ARRAYS, {}], ids=["some", "none"])
+def test_what_is_not_compressed_needs_no_zipfile(arrays, monkeypatch):
+    archives = saved(**arrays), encode(arrays)
+    described = zipfile.ZipInfo("a.bin")
+    described.extra, described.comment = b"ab\0\0", b"comment"
+    other = archive([(described, b"x"), ("b.bin", b"y")])
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    assert [difference(decode(data), arrays, "record") for data in archives] == [None, None]
+    assert decode(other) == {"a": b"x", "b": b"y"}
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "found"),
+    [
+        ("aXb", lambda data: data.replace(b"aXb", b"a\0b"), "a"),
+        ("é", lambda data: data.replace(b"\0\x08\0\0", bytes(4)), "├⌐"),  # without the flag for UTF-8
+        ("a", lambda data: data[:-14] + b"\2\0\2\0" + data[-10:], "a"),  # says that it has two members
+    ],
+)
+def test_what_only_zipfile_reads(field, change, found):
+    """`_stored` leaves these to `zipfile`, whose answer is that of other programs."""
+    data = change(encode({field: b"x"}))
+    assert decode(data) == {found: b"x"}
 
 
 def test_numpy_loads_what_is_encoded():
@@ -68,6 +96,14 @@ def test_numpy_loads_what_is_encoded():
         names = [name for name in ARRAYS if name != "a.npy"]
         assert difference({n: found[n] for n in names}, {n: ARRAYS[n] for n in names}, "record") is None
         assert (found["b.bin"], found["s.txt"]) == (b"\0\0", "ü\0".encode())
+
+
+def test_equal_records_give_equal_bytes():
+    crc, name = zlib.crc32(b"xy").to_bytes(4, "little").hex(), b"ab.bin".hex()
+    shared = f"1400 0000 0000 0000 2100 {crc} 02000000 02000000 0600 0000"
+    entry = f"504b0102 1400 {shared} 0000 0000 0000 00000000 00000000 {name}"
+    end = "504b0506 0000 0000 0100 0100 34000000 26000000 0000"
+    assert encode({"ab": b"xy"}) == bytes.fromhex(f"504b0304 {shared} {name} 7879 {entry} {end}")
 
 
 @pytest.mark.parametrize(
@@ -89,11 +125,14 @@ def test_what_it_lacks(name, value, message):
 
 
 def test_records_that_are_too_large(monkeypatch):
+    encode(dict.fromkeys(map(str, range(65_534)), b""))
     with pytest.raises(ConfigError, match=r"a record of 65535 fields; codec 'npz' supports 65534$"):
         encode(dict.fromkeys(map(str, range(65_535)), b""))
+    assert decode(encode({"x" * 16_000: b"a"})) == {"x" * 16_000: b"a"}
     monkeypatch.setattr("dataload.codecs.npz._MAX_BYTES", 200)  # which is 4 GB
+    assert decode(encode({"a": bytes(100), "b": bytes(65)}))["b"] == bytes(65)
     with pytest.raises(ConfigError, match="a record of more than 200 bytes, the limit of codec 'npz'"):
-        encode({"a": bytes(100), "b": bytes(200)})
+        encode({"a": bytes(100), "b": bytes(66)})
 
 
 def objects():
@@ -119,6 +158,11 @@ def overlapping(count):
     return data[:place] + entry * count + bytes(end)
 
 
+def moved(data):
+    """An archive whose directory has a member near the end of the data."""
+    return data[:-26] + (len(data) - 10).to_bytes(4, "little") + data[-22:]
+
+
 def encrypted():
     data = encode({"a": bytes(100)})
     place = data.index(b"PK\1\2")
@@ -136,12 +180,18 @@ SHARED = "the directory of the archive contradicts the header of a member at byt
         (encode(ARRAYS)[:-30], "not an .npz archive"),
         (encode(ARRAYS).replace(b"\0\0\x80\x3f", b"\0\0\x81\x3f"), "not an .npz archive .*Bad CRC-32 for file 'x.npy'"),
         (encode(ARRAYS).replace(b"PK\1\2", b"PK\1\3"), "not an .npz archive .*Bad magic number for central directory"),
+        (encode({"ü": b""}).replace("ü".encode(), b"\xff\xff"), "not an .npz archive .*invalid start byte"),
+        (encode({"a": b""}).replace(b"PK\5\6", b"PK\5\7"), "not an .npz archive .*not a zip file"),
+        (moved(encode({"a": b"xyz"})), "not an .npz archive"),
+        (encode({"a": b"xyz"}).replace(b"\0\0\0\0\0\0\x21", b"\0\0\x08\0\0\0\x21"), "not an .npz archive"),
         (encrypted(), "not an .npz archive .* is encrypted, password required"),
         (objects(), r"member 'x.npy' of the archive: an array of dtype '\|O': objects would have to be unpickled"),
         (archive([("a.npy", b"x"), ("a.bin", b"y")]), "member 'a.npy' of the archive: a .npy file must start with"),
         (archive([("a.bin", b"x"), ("a.txt", b"y")]), "the archive has two members for field 'a'"),
         (archive([("a.txt", b"\xff")]), "member 'a.txt' of the archive: 'utf-8' codec can't decode"),
         (archive([("a.bin", b"x")], zipfile.ZIP_BZIP2), "member 'a.bin' of the archive claims 1 bytes by compression "),
+        (claims(1032 * len(claims(0))), "contradicts the header of a member at byte 0"),
+        (claims(1032 * len(claims(0)) + 1), "member 'a.npy' of the archive claims"),
         (claims(2**31), "member 'a.npy' of the archive claims 2147483648 bytes by compression method 8; the record"),
         (npy(HEADER, b"12345"), r"member 'a.npy' of the archive: a .npy file of float32 \(1,\) has 4 bytes of items"),
         (npy(HEADER.replace("'<f4'", "[('a', '<f4')]"), b"1234"), "a structured array, .*, which is not supported"),

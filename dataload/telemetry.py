@@ -4,7 +4,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from time import perf_counter, time_ns
+from itertools import count
+from time import perf_counter_ns, time_ns
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from dataload._util.lazy import load_optional
@@ -14,6 +15,7 @@ from dataload.loader.base import LoaderBase
 from dataload.loader.device import DevicePrefetcher
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
+from dataload.storage.remote.traffic import ratio
 
 __all__ = ["METRICS", "Metric", "instrument", "lightning_callback", "log_to", "trainer_callback"]
 
@@ -29,7 +31,7 @@ class StepSpans:
 
     def waited(self, step: StepResult, asked: float, received: float) -> None:
         """Add the spans of a step; called by the loader."""
-        origin = time_ns() - int(1e9 * perf_counter())
+        origin = time_ns() - perf_counter_ns()
         begun = min([asked, *(start for _, start, _ in step.spans)])
         span = self._tracer.start_span("dataload.step", start_time=origin + int(1e9 * begun))
         if not span.is_recording():  # most often, so this comes first
@@ -135,7 +137,7 @@ class _Published:
         if name in self._loaders:
             message = "another loader is published under this name: give this one another, or close the other"
             raise ConfigError(message, key="name", value=name)
-        name = name or next(each for n in range(1 + len(self._loaders)) if (each := f"loader-{n}") not in self._loaders)
+        name = name or next(each for n in count() if (each := f"loader-{n}") not in self._loaders)
         self._loaders[name] = weakref.ref(loader)
         return name
 
@@ -232,11 +234,11 @@ def figures(recent: Statistics) -> dict[str, float]:
         "queue_depth": recent.depth,
         "workers": recent.workers,
         "bad_records": recent.bad,
-        **{f"work/{name}": stage.seconds / (recent.work_seconds or 1) for name, stage in recent.stages.items()},
+        **{f"work/{name}": ratio(stage.seconds, recent.work_seconds) for name, stage in recent.stages.items()},
         **{f"source/{name}": source.share for name, source in (recent.sources or {}).items()},
     }
     if (downloads := recent.downloads) is not None:
-        found["download_bytes_per_second"] = downloads.nbytes / (recent.wait_seconds + recent.consumer_seconds or 1)
+        found["download_bytes_per_second"] = ratio(downloads.nbytes, recent.wait_seconds + recent.consumer_seconds)
         if shards := downloads.shards_found + downloads.shards_downloaded:
             found["cache_hits"] = downloads.shards_found / shards
     return found

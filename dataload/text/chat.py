@@ -12,7 +12,7 @@ import numpy as np
 from dataload.collate import Collate, Policy
 from dataload.collate.collate import IGNORED
 from dataload.errors import ConfigError, message_of
-from dataload.text.tokenizer import TokenTransform, field_of, labelled
+from dataload.text.tokenizer import LABELLED, TokenTransform, field_of, labelled
 from dataload.types import Array
 
 Message: TypeAlias = Mapping[str, Any]
@@ -59,13 +59,15 @@ class ChatTransform(TokenTransform):
 
     def compact(self, sample: Mapping[str, Array]) -> bytes:
         """Return bytes for `restore`, token ids and a bit for each label; none for a sample of another kind."""
+        if {*sample} != {f"{which}{name}" for which in self._conversations for name in LABELLED}:
+            return b""
         parts: list[bytes] = []
         for which in self._conversations:
-            ids, labels = sample.get(f"{which}input_ids", np.empty(0)), sample.get(f"{which}labels", np.empty(0))
+            ids, labels = sample[f"{which}input_ids"], sample[f"{which}labels"]
             parts += [np.uint32(len(ids)).tobytes(), ids.astype(np.uint32).tobytes()]
             parts.append(np.packbits(labels != IGNORED).tobytes())
         again = self.restore(compact := b"".join(parts))
-        is_same = sample.keys() == again.keys() and all(
+        is_same = all(
             each.dtype == sample[name].dtype and np.array_equal(each, sample[name]) for name, each in again.items()
         )
         return compact if is_same else b""

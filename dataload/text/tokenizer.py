@@ -93,12 +93,16 @@ class TokenTransform:
         return [bos] if added[:1] == [bos] else [], [] if eos is None else [eos]
 
 
+LABELLED = ("input_ids", "labels", "attention_mask")
+"""The fields of a sample that `labelled` returns."""
+
+
 def labelled(tokens: Any, trained: Any = True) -> dict[str, Array]:
     """Return a sample of tokens, whose labels are the tokens where `trained`, a mask, is true."""
     ids = np.array(tokens, np.int64)
     labels = np.where(trained, ids, IGNORED)
     labels[:1] = IGNORED  # nothing comes before it
-    return {"input_ids": ids, "labels": labels, "attention_mask": np.ones(len(ids), np.int8)}
+    return dict(zip(LABELLED, (ids, labels, np.ones(len(ids), np.int8)), strict=True))
 
 
 def field_of(sample: Any, name: str) -> Any:

@@ -83,7 +83,7 @@ def test_what_log_to_refuses():
     with Loader(RangeSource(8), batch_size=4) as loader:
         with pytest.raises(TypeError, match=r"^log_to takes a writer with add_scalar.*; found dict$"):
             log_to({}, loader)
-        with pytest.raises(ConfigError, match="every"):
+        with pytest.raises(ConfigError, match="every must be an integer >= 1, got 0"):
             log_to(Wandb(), loader, every=0)
     with pytest.raises(TypeError, match=r"^log_to takes a Loader, .*; found range$"):
         log_to(Wandb(), range(3))

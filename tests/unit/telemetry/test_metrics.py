@@ -117,8 +117,9 @@ def test_a_rank_is_published_when_it_is_known(collect, monkeypatch):
         instrument(streams, meter_provider=collect.provider)
         assert collect() == {}, "every rank would be 0"
         monkeypatch.setenv("RANK", "3")
-        next(iter(loader))
         next(iter(streams))
+        assert {key[1:3] for key in collect()} == {("loader-1", 3)}
+        next(iter(loader))
         assert {key[1:3] for key in collect()} == {("loader-0", 3), ("loader-1", 3)}
 
 
@@ -201,11 +202,13 @@ def traced(sampler=sampling.ALWAYS_ON):
     return provider, exporter
 
 
-def test_a_step_has_spans_of_its_wait_and_its_stages(collect):
+def test_a_step_has_spans_of_its_wait_and_its_stages(collect, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     provider, exporter = traced()
     given = {"meter_provider": collect.provider, "tracer_provider": provider, "spans": True}
     settings = {"batch_size": 4, "num_workers": 1, "transform": lambda record: record}
-    with Loader(RangeSource(8), **settings) as loader, record_timeline(loader) as timeline:
+    with Loader(RangeSource(16), **settings) as loader, record_timeline(loader) as timeline:
         with instrument(loader, name="train", **given):
             batches = iter(loader)
             with provider.get_tracer("mine").start_as_current_span("training step") as parent:
@@ -215,12 +218,12 @@ def test_a_step_has_spans_of_its_wait_and_its_stages(collect):
     (step,) = (span for span in spans if span.name == "dataload.step")
     assert step.parent.span_id == parent.get_span_context().span_id
     assert dict(step.attributes) == {
-        "rank": 0,
+        "rank": 1,
         "loader": "train",
         "epoch": 0,
         "step": 0,
         "rows": 4,
-        "bytes": 32,
+        "bytes": 36,  # four integers, and which are valid
         "bad_records": 0,
         "worker": timeline.steps[0].worker.replace(CONSUMER, "MainThread"),
     }

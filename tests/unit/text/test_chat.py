@@ -11,7 +11,7 @@ import pytest
 from chat_tokenizers import make
 
 from dataload import ConfigError
-from dataload.text import Chat
+from dataload.text import Chat, Preference
 
 
 def user(content):
@@ -168,6 +168,20 @@ def test_a_transform_is_a_value_with_a_digest():
     assert copy == one
     assert (copy({"messages": TALK})["labels"] == one({"messages": TALK})["labels"]).all()
     assert "tokenizer" not in repr(one)
+
+
+def test_a_sample_is_restored_from_its_compact_form():
+    pair = {"prompt": "How?", "chosen": "Well", "rejected": "I do not know"}
+    for transform, sample in ((Chat(make()), {"messages": TALK}), (Preference(make()), pair)):
+        made = transform(sample)
+        restored = transform.restore(transform.compact(made))
+        assert [*restored] == [*made]
+        for name, values in made.items():
+            assert (restored[name].dtype, restored[name].tolist()) == (values.dtype, values.tolist())
+            for other in (values + 1, values.astype(np.int32), values[:-1]):
+                assert transform.compact({**made, name: other}) == b"", "it would not be restored"
+            assert transform.compact({key: each for key, each in made.items() if key != name}) == b""
+        assert transform.compact({**made, "other": np.arange(2)}) == b""
 
 
 @pytest.mark.slow_suite  # another process imports transformers

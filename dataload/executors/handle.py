@@ -161,7 +161,7 @@ class WorkerHandle:
 
     def join(self, seconds: float) -> None:
         if self._is_open:
-            self._process.join(max(0.0, seconds))
+            self._process.join(seconds)
 
     def close(self) -> None:
         if self._process.pid is not None:

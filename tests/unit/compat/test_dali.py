@@ -85,6 +85,7 @@ def test_needless_keywords_change_nothing(opened):
         ({"dtypes": ["INT32", "INT32"]}, "dtypes names 2 types for 1 outputs: give one for each"),
         ({"missing_component_behavior": "emtpy"}, "missing_component_behavior is 'emtpy': did you mean 'empty'"),
         ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: pass one for each, in the same order"),
+        ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
         ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
         ({"lazy_init": True, "shard_id": 1}, r"shard_id must be an integer in \[0, 1\), got 1"),
@@ -139,6 +140,21 @@ def test_without_a_seed_each_reader_has_its_own_order(opened):
 
 
 # Orders
+
+
+def test_archives_are_shuffled_after_each_epoch_by_their_own_seed(opened, tmp_path):
+    paths = [str(pack(tmp_path / f"{i}.tar", {"0.num": np.int32(i).tobytes()})) for i in range(8)]
+
+    def epochs(**settings):
+        found = numbers(opened(paths=paths, batch_size=8, **settings), 3)
+        return [found[start : start + 8] for start in range(0, 24, 8)]
+
+    assert epochs() == [[*range(8)]] * 3
+    first = epochs(shuffle_after_epoch=True)
+    assert [sorted(epoch) for epoch in first] == [[*range(8)]] * 3
+    assert len({*map(tuple, first)}) == 3
+    for seed in (0, 1, -1):
+        assert (epochs(shuffle_after_epoch=True, shuffle_after_epoch_seed=seed) == first) == (seed == 0)
 
 
 def plan(**options):

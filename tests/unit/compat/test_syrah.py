@@ -249,8 +249,9 @@ def test_a_data_set(path):
         found = [[np.asarray(value).tolist() for value in row] for row in dataset.__getitems__(asked)]
         assert found == [rows[index] for index in asked]
         assert dataset.__getitems__([]) == []
-    assert dataset.worker_init_fn() is None
-    assert dataset.worker_init_fn(1) is None
+    assert (dataset.worker_init_fn(), dataset.worker_init_fn(1)) == (None, None)
+    own = type("Own", (SyrahDataset,), {"__getitem__": lambda self, index: -index})(path, ["label"])
+    assert own.__getitems__([2, 1]) == [-2, -1], "a method of one's own counts"
     for keys, error, asked in ((["features"], IndexError, [6, 1]), (["features", "labl"], KeyError, [0, 1])):
         dataset.keys = keys
         for read in (lambda asked=asked: dataset[asked[0]], lambda asked=asked: dataset.__getitems__(asked[::-1])):

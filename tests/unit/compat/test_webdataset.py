@@ -76,6 +76,7 @@ def test_batches_and_states_are_the_same_for_any_number_of_workers(paths):
         batches = iter(loader)
         head = numbers(itertools.islice(batches, 3))
         state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["position"], "webdataset" in state) == (9, False), "the position says it all"
         assert head + numbers(batches) == wanted
         loader = wds.WebLoader(make(paths), batch_size=None, num_workers=other)
         loader.load_state_dict(state)

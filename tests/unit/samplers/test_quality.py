@@ -92,6 +92,14 @@ def test_displacement_is_that_of_a_loop(repeats):
         assert (1 - ideal) ** 2 == pytest.approx(1 - q)
 
 
+def test_the_error_of_the_mean_is_that_of_its_parts():
+    sampler, at = table(60, 60, seed=1), (np.arange(60) + 0.5) / 60
+    moved = np.abs((np.array(sampler.rows[0]) + 0.5) / 60 - at) - (at**2 - at + 0.5)
+    one, two = (order_report(BatchSampler(sampler=sampler, batch_size=size)).displacement.mean for size in (60, 30))
+    assert one.error == pytest.approx(moved.std() / math.sqrt(60))
+    assert two.error == pytest.approx(abs(moved[:30].mean() - moved[30:].mean()) / 2)
+
+
 def test_mixing_is_that_of_a_loop():
     lengths, size = (10, 0, 25, 1, 24), 7
     sampler = table(60, 60, seed=2)

@@ -97,7 +97,10 @@ def spec_of(value: Any) -> FieldSpec:
     """Return the specification of a field, from one of its values."""
     if isinstance(value, (bytes, str)):
         return FieldSpec(type(value).__name__, ())
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # such as lists of different lengths in a list, or torch's bfloat16
+        return FieldSpec("unknown", None)
     return FieldSpec(_text_of(array.dtype), array.shape)
 
 

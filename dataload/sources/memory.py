@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.arrays import pooled_empty, split_records
-from dataload._util.fingerprint import digest
+from dataload._util.fingerprint import digest, shows_address
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known, select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
@@ -22,6 +22,7 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
 _MOST_JOINED = 1 << 30  # bytes, which are copied once
 _LARGE = 2048  # bytes of a row, which the core copies faster than numpy
+_PLAIN = {int, float, bool, str, bytes}
 _INDEX = ("index",)  # the fields of a range
 
 
@@ -202,12 +203,20 @@ def _content(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.tobytes()
-    return value.encode() if isinstance(value, str) else repr(value).encode()
+    if isinstance(value, str):
+        return value.encode()
+    opaque = not isinstance(value, (list, tuple, Mapping)) and shows_address(value)  # such as an image of Pillow
+    return (type(value).__qualname__ if opaque else repr(value)).encode()
 
 
 def _own(value: Any) -> Any:
     """Return a value that the caller may modify."""
-    return value.copy() if isinstance(value, (np.ndarray, bytearray)) else value
+    if isinstance(value, (np.ndarray, bytearray)):
+        return value.copy()
+    if type(value) is list:
+        items: list[Any] = value
+        return items.copy() if _PLAIN.issuperset(map(type, items)) else [*map(_own, items)]
+    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
 
 
 class RangeSource(Source[dict[str, int]]):

@@ -58,6 +58,27 @@ def test_fields_are_chosen_in_order():
     assert (len(source), repr(source)) == (1, "MemorySource(1 records)")
 
 
+def test_what_is_read_may_be_modified():
+    messages = [[{"role": "user", "words": ["a"]}] for _ in range(2)]
+    for source in (MemorySource({"chat": messages}), MemorySource([{"chat": chat} for chat in messages])):
+        for chat in (source[0]["chat"], source.read([0])[0]["chat"], source.read_batch([0])["chat"][0]):
+            assert chat == [{"role": "user", "words": ["a"]}]
+            chat[0]["words"].append("b")
+            chat[0]["role"] = "system"
+            chat.append({})
+
+
+def test_lists_of_lists_need_not_be_arrays(tmp_path):
+    records = [{"x": [[1, 2], [3]]}, {"x": [[4], []]}]
+    with dataload.create(tmp_path / "a.lmdb", codec="msgpack") as writer:
+        writer.extend(records)
+    with dataload.open(tmp_path / "a.lmdb") as written:
+        for source in (MemorySource(records), written):
+            assert source.fields == {"x": FieldSpec("unknown", None)}
+            assert [*source] == records
+            assert source.read_batch([1, 0]) == {"x": [[[4], []], [[1, 2], [3]]]}
+
+
 UNKNOWN = r"there is no field 'tt': did you mean 't'\? Choose from b, f, n, t, x"
 
 
@@ -88,6 +109,8 @@ def test_fingerprints_tell_data_apart():
     fingerprints = [MemorySource(records).fingerprint() for records in data]
     assert len(set(fingerprints)) == len(data)
     assert fingerprints == [MemorySource(records).fingerprint() for records in data]
+    opaque = object(), object()  # their addresses are not content
+    assert len({MemorySource([{"x": x}]).fingerprint() for x in opaque}) == 1
     square = np.arange(9).reshape(3, 3).T
     assert MemorySource([{"x": square}]).fingerprint() == MemorySource([{"x": square.copy()}]).fingerprint()
 

@@ -225,7 +225,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
             raise ConfigError(f"field names must be text, got {name!r}")
         try:
             entries.append(build_field(1, build_field(1, name.encode()) + build_field(2, _feature(value))))
-        except (ConfigError, UnicodeEncodeError, TypeError, RuntimeError) as error:  # of tensors that numpy cannot hold
+        except (ConfigError, UnicodeEncodeError) as error:
             raise ConfigError(f"field {name!r}: {error}", key=name) from error
     data = build_field(1, b"".join(entries))
     if len(data) > _MAX_BYTES:

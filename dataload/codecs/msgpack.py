@@ -78,7 +78,7 @@ def _msgpack() -> Any:
 def _plain(value: Any) -> dict[bytes, Any]:
     if isinstance(value, int):
         raise ConfigError(f"{value} has more than 64 bits, the limit of msgpack")
-    if not isinstance(value, (np.ndarray, np.generic)):
+    if not hasattr(value, "__array__"):
         kind = type(value).__name__
         raise ConfigError(f"{kind} is not supported by msgpack, which holds arrays, bytes, text and numbers")
     array = plain_array(value)

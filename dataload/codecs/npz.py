@@ -133,7 +133,7 @@ def plain_array(value: Any) -> Array:
     """Return `value` as a C-order array with a dtype that `parse_dtype` supports; ConfigError otherwise."""
     try:
         array = np.asarray(value, order="C")
-    except ValueError as error:  # nested lists of different lengths
+    except (TypeError, ValueError, RuntimeError) as error:  # such as lists of different lengths, or torch's bfloat16
         raise ConfigError(f"{type(value).__name__} is not an array: {error}") from error
     if array.dtype.kind not in "biufcmMSU" or not array.dtype.itemsize:
         reason = "would have to be pickled" if array.dtype.hasobject else "is not supported"

@@ -57,7 +57,7 @@ class JsonlWriter(Writer):
 
 def _plain(value: Any) -> Any:
     """Return a value of a record as `json` can write it."""
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)

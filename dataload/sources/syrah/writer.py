@@ -167,7 +167,7 @@ def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8), "uint8", True
     data = to_array(name, value)
-    if data.dtype.kind == "U":
+    if data.dtype.kind in "UT":
         message = f"field {name!r}: an array of text, whose elements the format would join: pass one str"
         raise ConfigError(message, key=name)
     little = data.dtype if data.dtype in _NAMES else data.dtype.newbyteorder("<")

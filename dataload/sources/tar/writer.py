@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload.codecs import npz
 from dataload.codecs.decoders import known_extension
-from dataload.codecs.npz import build_npy
+from dataload.codecs.npz import build_npy, npy_layout
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import build_recorded
 from dataload.sources.tar import KEY, TarWriterOptions
@@ -184,7 +184,9 @@ def _kind(name: str, value: Any) -> str:
 def _encode_as(kind: str, name: str, value: Any) -> bytes:
     try:
         if kind == "npy":
-            return build_npy(np.asarray(value))
+            data = build_npy(np.asarray(value))
+            npy_layout(data)  # refuses what would not be read back, such as bfloat16
+            return data
         if kind == "npz":
             return npz.encode(value)
         if kind == "json":
@@ -192,7 +194,7 @@ def _encode_as(kind: str, name: str, value: Any) -> bytes:
         return str(value).encode()
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:  # for example an object array, lone surrogates, or a set in a list
+    except (CorruptFileError, ValueError, TypeError) as error:  # such as an object array, or a set in a list
         raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error
 
 

@@ -78,7 +78,7 @@ class Tensor:
         ([b"a", 1], "an array of .*; an Example holds float32, int64 and bytes"),
         ([[1], [2, 3]], "list is not an array"),
         ("\ud800", "'utf-8' codec can't encode"),
-        (Tensor(), "it requires a gradient"),
+        (Tensor(), "Tensor is not an array: it requires a gradient"),
     ],
 )
 def test_values_that_an_example_lacks(value, message):

@@ -226,6 +226,9 @@ def test_stored_bytes_are_counted_one_by_one_and_together(tmp_path, entry):
     assert one_by_one.stored_bytes == together.stored_bytes > 9 * 5
 
 
+STORING_FIELDS = ["syr", "tar", "lmdb", "torchrecord", "array_record", "parquet", "arrow"]
+
+
 class Tensor:
     """As those of torch and JAX."""
 
@@ -238,13 +241,18 @@ class Tensor:
         return np.array(self.values, dtype)
 
 
-@pytest.mark.parametrize("suffix", ["syr", "tar", "lmdb", "torchrecord", "array_record", "parquet", "arrow"])
-def test_tensors_are_written_as_arrays(tmp_path, suffix):
+@pytest.mark.parametrize(
+    ("suffix", "options", "message"),
+    [
+        *((each, {}, r"numpy cannot hold this Tensor \(.*BFloat16\): convert it") for each in STORING_FIELDS),
+        *(("lmdb", {"codec": each}, "Tensor is not an array: .*BFloat16") for each in ("msgpack", "npz")),
+    ],
+)
+def test_tensors_are_written_as_arrays(tmp_path, suffix, options, message):
     path = tmp_path / f"a.{suffix}"
-    refused = pytest.raises(ConfigError, match=r"field 't': numpy cannot hold this Tensor \(.*BFloat16\): convert it")
-    with refused, dataload.create(path) as writer:
+    with pytest.raises(ConfigError, match=f"field 't': {message}"), dataload.create(path, **options) as writer:
         writer.write({"t": Tensor(None)})
-    with dataload.create(path) as writer:
+    with dataload.create(path, **options) as writer:
         writer.write({"t": Tensor([1.5, 2.5])})
         writer.extend([{"t": Tensor([3.5, 4.5])}])
     assert [record["t"].tolist() for record in dataload.open(path)] == [[1.5, 2.5], [3.5, 4.5]]

@@ -153,6 +153,7 @@ def test_what_is_written_is_json(tmp_path, name):
     ("record", "message"),
     [
         ({"b": b"x"}, "record 0 cannot be written as JSON: bytes has no form in JSON: decode or drop this field, or "),
+        ({"x": np.zeros(2, np.longdouble)}, r"record 0 cannot be written as JSON: an array of \w+ has no form in JSON"),
         ({"t": np.array(0, "datetime64[s]")}, r"an array of datetime64\[s\] has no form in JSON"),
         (b"x", "format 'jsonl' stores fields, got a record of type bytes"),
     ],

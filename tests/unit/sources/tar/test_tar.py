@@ -298,6 +298,7 @@ LAST_PART = "cannot be the key of a sample: its last part"
         ({"a/b": b""}, "field 'a/b' cannot be part of a file name"),
         ({"a b": 1}, "the name of field 'a b' contains white space"),
         ({"x": None}, "field 'x' is of type NoneType, which tar"),
+        ({"x": np.zeros(2, "V2")}, r"field 'x' cannot be stored as npy: an array of dtype '\|V2': not a plain dtype"),
         ({"x": np.arange(2), "x.npy": b""}, r"field 'x.npy' and another one would both be stored as 'x.npy'"),
     ],
 )

@@ -145,7 +145,8 @@ class SourceOptions:
 
     def local_files(self) -> list[str]:
         """Return the files and directories of the data on this machine."""
-        return [file for file in (*self.shards().files, self.path) if os.path.exists(file)] if self.has_files else []
+        files = self.shards().files or [self.path]
+        return [file for file in files if os.path.exists(file)] if self.has_files else []
 
     def check_files(self, what: str) -> None:
         """Raise if the data set has no files, which `what` needs."""

@@ -251,4 +251,6 @@ def test_convert_writes_the_records_that_are_selected(tmp_path):
     text = ok(*arguments, "--split", "folds=5,exact=true", "--take", "train-4", "--overwrite")
     assert "fold 4: 30 of 150 records, 20.00% for 20.00%\n" in text
     assert len(dataload.open(tmp_path / "b.jsonl")) == 120
-    assert "part is 'test-5'" in fail(2, *arguments, "--split", "folds=5", "--take", "test-5").output
+    assert (
+        "error: the part is 'test-5': did you" in fail(2, *arguments, "--split", "folds=5", "--take", "test-5").output
+    )

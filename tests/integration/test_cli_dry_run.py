@@ -60,3 +60,10 @@ def test_bad_records_are_left_out_by_their_report(tmp_path, photos):
     message = "--exclude and --error-report contradict each other: the report would number the remaining records"
     refused = fail(2, "convert", photos, tmp_path / "d.syr", "--exclude", report, "--error-report", report)
     assert message in refused.stderr
+
+
+def test_sizes_are_those_of_the_shards(tmp_path):
+    with dataload.create(tmp_path / "data" / "a.syr", shards=2) as writer:
+        writer.extend({"x": np.zeros(1000)} for _ in range(10))
+    report = convert(tmp_path / "data", tmp_path / "b.syr")
+    assert "1.0 times the " in report.stdout

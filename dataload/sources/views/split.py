@@ -229,5 +229,5 @@ def select(source: Any, condition: Any, split: Mapping[str, Any]) -> tuple[Any, 
     else:
         found = source.k_fold(split["folds"], **settings)
         parts = {f"{side}-{n}": part for n, pair in enumerate(found) for side, part in zip(_SIDES, pair, strict=True)}
-    check_choice("part", split["part"], [*parts])
+    check_choice("the part", split["part"], [*parts])
     return parts[split["part"]], found.report

@@ -60,7 +60,7 @@ def expansion(array: Any, *, packed: bool = True, each: int = OBJECT_BYTES) -> S
     if is_list(storage) or types.is_map(storage) or _is_list_view(storage):
         packed = packed and not types.is_map(storage) and numbers_of(storage.value_type) is not None
         inner = expansion(array.values, packed=packed, each=each)
-        starts = array.offsets.to_numpy().astype(np.int64, copy=False)
+        starts = array.offsets.to_numpy().astype(np.int64)
         starts, stops = (
             (starts, starts + array.sizes.to_numpy()) if _is_list_view(storage) else (starts[:-1], starts[1:])
         )
@@ -110,7 +110,7 @@ def _lengths(array: Any) -> Int64Array:
     if kind in (pa.string_view(), pa.binary_view()):
         return np.frombuffer(data, "<i4", 4 * count, 16 * array.offset)[::4].astype(np.int64)
     size = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
-    return np.diff(np.frombuffer(data, f"<i{size}", count + 1, size * array.offset)).astype(np.int64, copy=False)
+    return np.diff(np.frombuffer(data, f"<i{size}", count + 1, size * array.offset)).astype(np.int64)
 
 
 def _sums(inner: Sizes, starts: Int64Array, stops: Int64Array) -> Int64Array:

@@ -105,7 +105,8 @@ def _layout(limit: int, data: _Data) -> Layout | None:
         if isinstance(span, bytearray) or (is_text and isinstance(value, np.ndarray)):
             return None
         if is_text:
-            layout[name] = Span(*tensor.texts[0], item=_text)
+            (span,) = tensor.texts
+            layout[name] = Span(*span, item=_text)
         elif not isinstance(value, np.ndarray):
             layout[name] = Span(*span)
         elif kind.is_varint:

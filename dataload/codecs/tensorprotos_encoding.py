@@ -116,7 +116,9 @@ def _tensor(name: Any, value: Any) -> bytes:
         raise ConfigError(f"field {name!r} holds text that UTF-8 cannot encode: {error.reason}", key=name) from None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _head((), BYTE) + build_field(BYTE_DATA, bytes(value)) + called
-    if type(value) is int and -(2**63) <= value < 2**63:  # for example a label
+    if type(value) is int:  # for example a label
+        if not -(2**63) <= value < 2**63:
+            raise ConfigError(f"field {name!r} is {value}; the format's integers have 64 bits", key=name)
         return _head((), INT64) + called + build_field(INT64_DATA, encode_varint(value % 2**64))
     array = _array(name, value)
     if array.dtype.kind == "O":
@@ -136,8 +138,6 @@ def _head(shape: tuple[int, ...], data_type: int) -> bytes:
 
 
 def _array(name: str, value: Any) -> Array:
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        raise ConfigError(f"field {name!r} is {value}; the format's integers have 64 bits", key=name)
     array = to_array(name, value)
     if array.dtype.kind == "O":
         # without dimensions it would be read as text
@@ -155,7 +155,7 @@ def _array(name: str, value: Any) -> Array:
 def _values(array: Array, kind: DataType) -> bytes:
     if not array.size:
         return b""
-    flat = array.reshape(-1)
+    flat = array.ravel()
     if kind.is_varint:
         bits = flat.view(np.uint16) if kind.name == "FLOAT16" else flat
         return build_field(kind.field, encode_varints(bits.astype(np.int64)))

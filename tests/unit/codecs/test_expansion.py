@@ -40,6 +40,7 @@ CASES = {
     ),
     "null": (pa.nulls(3), EACH),
     "text": (WORDS, [EACH, EACH + 3, EACH, EACH + 2]),
+    "no text in empty buffers": (pa.Array.from_buffers(pa.string(), 0, [None, *[pa.py_buffer(b"")] * 2]), []),
     "a part of text": (WORDS[1:], [EACH + 3, EACH, EACH + 2]),
     "large text": (WORDS.cast(pa.large_string()), [EACH, EACH + 3, EACH, EACH + 2]),
     "views": (WORDS.cast(pa.string_view()), [EACH, EACH + 3, EACH, EACH + 2]),
@@ -61,6 +62,7 @@ CASES = {
     ),
     "rows of text": (pa.array([["a", "bc"], ["", ""]], pa.list_(pa.string(), 2)), [3 * EACH + 3, 3 * EACH]),
     "a part of rows of text": (pa.array([["a", "bc"], ["", ""]], pa.list_(pa.string(), 2))[1:], [3 * EACH]),
+    "rows of no numbers": (pa.array([[], []], pa.list_(pa.int8(), 0)), 1),
     "rows of null": (pa.array([[None, None]], pa.list_(pa.null(), 2)), 3 * EACH),
     "rows of lists of numbers": (pa.array([[[1], [2, 3]]], pa.list_(pa.list_(pa.int8()), 2)), [6 * EACH]),
     "maps": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), [EACH + 5 * EACH + 1, EACH]),
@@ -75,6 +77,11 @@ CASES = {
         [EACH * 3 + 4 + EACH + 3],
     ),
     "runs": (pa.RunEndEncodedArray.from_arrays([1 << 30], ["abc"]), EACH + 3),
+    "runs of lists": (pa.RunEndEncodedArray.from_arrays([9], pa.array([[1, 2]])), 3 * EACH),
+    "unions of lists": (
+        pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([[1, 2]])]),
+        4 * EACH,
+    ),
     "unions": (
         pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array(["abc"])]),
         2 * EACH + 3,
@@ -101,6 +108,8 @@ def test_sizes_that_no_number_holds():
 def test_what_is_made_dense_as_a_whole():
     overlapping = CASES["views"][0]
     assert total_bytes(overlapping) == 5 + len(overlapping)
+    assert total_bytes(pa.array([[{"a": 1}]])) == 1 + 1 + 8
+    assert total_bytes(pa.array([["ab", "c"]], pa.list_(pa.string(), 2))) == 1 + 1 + 2 + 1 + 1
     assert total_bytes(pa.array([[None] * 5] * 3, pa.list_(pa.null(), 5))) == 3 * (1 + 5)
     check_views(overlapping, 9, "the column", "a.arrow")
     check_views(WORDS, 1, "the column", "a.arrow")
@@ -115,5 +124,6 @@ def test_the_longest_value_of_dictionaries():
     words = pa.array(["a", "abc"]).dictionary_encode()
     inside = pa.StructArray.from_arrays([pa.array([1, 2]), pa.ListArray.from_arrays([0, 1, 2], words)], ["n", "w"])
     none = pa.array([], pa.string()).dictionary_encode(), pa.array([{}], pa.struct([]))
-    arrays = words, inside, pa.array(["abc"]), *none
-    assert [longest_in_dictionaries(array) for array in arrays] == [4, 4, 0, 0, 0]
+    rows = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([{"a": 1}]))
+    arrays = words, inside, rows, pa.array(["abc"]), *none
+    assert [longest_in_dictionaries(array) for array in arrays] == [4, 4, 9, 0, 0, 0]

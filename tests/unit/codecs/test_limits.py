@@ -113,6 +113,7 @@ def test_json_and_lists_of_msgpack():
     tracemalloc.stop()
     record = {"x": list(range(300_000)), "y": [[i] for i in range(1_000)]}
     assert msgpack_codec.decode(msgpack.packb(record)) == record
+    assert msgpack_codec.decode(msgpack.packb({"x": {1: 2}}), 20_000) == {"x": {1: 2}}
     assert msgpack_codec.decode(msgpack.packb(record), 10_000_000) == record
     data = b"\x81\xa1x" + (b"\xdd" + struct.pack(">I", 500_000)) * 500 + bytes(500_000)
     tracemalloc.start()

@@ -117,6 +117,7 @@ def test_values_that_msgpack_lacks(value, message):
         (array(shape=[1] * 70), r"invalid array of msgpack-numpy: 4 bytes for float32 \(1, 1, "),
         (array(data=5), "invalid array of msgpack-numpy: int for float32"),
         (msgpack.packb({"a": {b"nd": True}}), "an array of dtype 'None': not a plain dtype"),
+        (msgpack.packb({"a": {"nd": True, "type": "<i8", "data": ""}}), "was written with use_bin_type=False"),
         (OLD, r"an array was written with use_bin_type=False, so its bytes cannot be told from text"),
     ],
     ids=count(),

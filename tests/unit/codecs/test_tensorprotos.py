@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from dataload.codecs.tensorprotos import decode, decode_batch, encode
+from dataload.codecs.wire import encode_varint
 from dataload.errors import ConfigError, CorruptFileError
 
 
-def tensor(*parts):
-    """A record of one tensor; a part is bytes as they are on the wire."""
-    body = b"".join(parts)
-    return b"\x0a" + bytes([len(body)]) + body
+def tensor(body):
+    """A record of one tensor, given as bytes on the wire."""
+    return b"\x0a" + encode_varint(len(body)) + body
 
 
 NAMED_X = b"\x3a\x01x"
+TOO_MANY_DIMS = b"\x08\x01" * 64, b"\x08\x01" * 99, b"\x0a\x01\x01" * 64, b"\x0a\x63" + b"\x01" * 99
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,23 @@ def test_on_the_wire(value, wire):
         assert decoded == value
 
 
+def test_values_that_are_written_alike():
+    for number in (-(2**63), -1, 0, 2**63 - 1):
+        assert encode({"x": number}) == encode({"x": np.array(number)})
+        assert decode(encode({"x": number}))["x"] == number
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert encode({"x": table.T}) == encode({"x": table.T.copy()})
+    assert encode({"x": bytearray(b"ab")}) == encode({"x": memoryview(b"ab")}) == encode({"x": b"ab"})
+    texts = b"\x08\x02\x10\x04\x32\x01a\x32\x00" + NAMED_X
+    assert encode({"x": np.array([b"a", b""], object)}) == tensor(texts)
+
+
+def test_numbers_may_be_in_chunks():
+    for count in (1, 2, 3):
+        chunks = b"".join(b"\x52\x02" + bytes((number, 9)) for number in range(count))
+        assert decode(tensor(b"\x10\x0a" + chunks))["0"].tolist() == [each for n in range(count) for each in (n, 9)]
+
+
 def test_names_that_are_missing_or_taken():
     first = tensor(b"\x10\x0a\x52\x01\x00")
     named = tensor(b"\x10\x0a" + NAMED_X + b"\x52\x01\x01")
@@ -58,6 +76,37 @@ def test_unknown_fields_are_skipped():
     known = b"\x10\x0a\x52\x01\x07"
     assert decode(unknown + tensor(unknown + known + unknown) + unknown)["0"] == 7
     assert decode(tensor(b"\x12\x01\x0d" + known + b"\x28\x01"))["0"] == 7, "known, and of another wire type"
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [
+        (b"\x0a\x02\x01\x03", (1, 3)),
+        (b"\x08\x03\x0a\x02\x01\x01\x08\x01", (3, 1, 1, 1)),
+        (b"\x0a\x00\x08" + encode_varint(2**64 + 3), (3,)),  # protobuf drops the 65th bit
+        (b"\x08\x03" + b"\x08\x01" * 30 + b"\x0a\x02\x01\x01" * 16, (3, *[1] * 62)),
+    ],
+)
+def test_dims_may_be_packed(dims, shape):
+    assert decode(tensor(dims + b"\x10\x0a\x52\x03\x01\x02\x03"))["0"].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest", "highest"),
+    [(6, 0, 255), (7, -128, 127), (8, 0, 65_535), (9, -32_768, 32_767), (12, -32_768, 65_535)],
+)
+def test_narrow_numbers_at_their_bounds(kind, lowest, highest):
+    """Some writers store the 16 bits of a float16, data type 12, as a signed number."""
+
+    def decoded(value):
+        number = encode_varint(value % 2**64)
+        return decode(tensor(bytes((0x10, kind, 0x22, len(number))) + number))["0"]
+
+    for value in (lowest, highest):
+        assert decoded(value).tobytes() == value.to_bytes(8, "little", signed=True)[: decoded(value).itemsize]
+    for value in (lowest - 1, highest + 1):
+        with pytest.raises(CorruptFileError, match=f"has values from {value} to {value}$"):
+            decoded(value)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +133,9 @@ def test_unknown_fields_are_skipped():
         (tensor(b"\x10\x0c\x22\x03\x80\x80\x04"), "tensor '0' of type FLOAT16 has values from 65536 to 65536"),
         (tensor(b"\x08\x02\x10\x0a\x52\x01\x07"), r"tensor '0' has dims \[2\] and 1 INT64 values"),
         (tensor(b"\x08\x01" * 9 + b"\x10\x0a"), r"tensor '0' has dims \[1, 1, 1, 1, 1, 1, 1, 1, ...\] and 0 INT64"),
+        (tensor(b"\x08\x01" * 8 + b"\x10\x0a"), r"tensor '0' has dims \[1, 1, 1, 1, 1, 1, 1, 1\] and 0 INT64"),
+        *((tensor(dims + b"\x10\x0a\x52\x01\x07"), r", 1, ...\] and 1 INT64 values") for dims in TOO_MANY_DIMS),
+        (tensor(b"\x08" + b"\xff" * 9 + b"\x01\x10\x0a\x52\x01\x07"), r"tensor '0' has dims \[-1\] and 1 INT64 values"),
         (tensor(b"\x08\x02\x10\x03"), r"tensor '0' has dims \[2\] and 0 BYTE values"),
         (tensor(b"\x08\x02\x10\x04"), r"tensor '0' has dims \[2\] and 0 STRING values"),
     ],
@@ -103,6 +155,7 @@ def test_corrupt(data, message):
         ({"x": "\ud800"}, "field 'x' holds text that UTF-8 cannot encode: surrogates not allowed"),
         ({"\ud800": b""}, "holds text that UTF-8 cannot encode: surrogates not allowed"),
         ({"x": 2**63}, "field 'x' is 9223372036854775808; the format's integers have 64 bits"),
+        ({"x": -(2**63) - 1}, "field 'x' is -9223372036854775809; the format's integers have 64 bits"),
         ({"x": np.uint32([1])}, "field 'x' has dtype uint32; TensorProtos hold float32, int32, bool, uint8, int8, "),
         ({"x": np.uint64([1])}, "field 'x' has dtype uint64; TensorProtos hold .* float64, text, bytes, and arrays"),
         ({"x": None}, "field 'x' is NoneType None; TensorProtos hold"),
@@ -117,12 +170,34 @@ def test_what_the_format_does_not_hold(record, message):
 
 
 def test_a_record_beyond_what_protobuf_reads(monkeypatch):
-    monkeypatch.setattr("dataload.codecs.tensorprotos_encoding._MAX_BYTES", 100)
-    with pytest.raises(ConfigError, match="a record of 109 bytes; the limit of protobuf is 100"):
-        encode({"x": bytes(100)})
+    monkeypatch.setattr("dataload.codecs.tensorprotos_encoding._MAX_BYTES", 109)
+    assert len(encode({"x": bytes(100)})) == 109
+    with pytest.raises(ConfigError, match="a record of 110 bytes; the limit of protobuf is 109"):
+        encode({"x": bytes(101)})
 
 
 # The fast path: where it is taken, and where not.
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [encode({"x": number}) for number in range(8)],  # integers of one byte
+        *([tensor(NAMED_X + head)] * 8 for head in (b"\x10\x01", b"\x10\x03", b"\x10\x09")),  # without values
+        [tensor(NAMED_X + b"\x08\x00\x08\x02\x10\x09")] * 8,
+    ],
+)
+def test_what_is_decoded_together(buffers):
+    wanted = [decode(buffer)["x"] for buffer in buffers]
+    found = decode_batch(buffers, None)["x"]
+    assert np.array_equal(found, wanted)
+    assert np.shape(found) == np.shape(wanted)
+
+
+def test_integers_of_other_lengths_are_not_confused():
+    rows = [[300, 1], [1, 300]] * 4  # of three bytes each
+    batch = decode_batch([encode({"x": np.array(row)}) for row in rows], None)
+    assert batch is None or batch["x"].tolist() == rows
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def split_datasets(make: Callable[..., Any], data_list: Sequence[Any], batch_siz
     ``make(data_list, batch_size=rows)`` returns one. In its class, write
     ``split_datasets = classmethod(split_datasets)``.
     """
-    parts = next(parts for parts in range(max(1, max_workers), 0, -1) if not batch_size % parts)
+    parts = max(parts for parts in range(1, max(1, max_workers) + 1) if not batch_size % parts)
     return [make(data_list, batch_size=batch_size // parts) for _ in range(parts)]
 
 

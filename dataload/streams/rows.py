@@ -163,10 +163,10 @@ class RowStream:
     def take(self) -> Taken:
         """Return the items of the next step: fewer than `chunk` at the end of a padded sequence or of the epoch."""
         chunk, ends = self._plan.chunk, self._plan.ends
-        first, samples, starts, left = (-1, -1), list[Any](), list[bool](), 0
+        taken, left = Taken(-1, -1, [], []), 0
         if self._iterator is not None:
             self._status.at_index(self._base + self.sequence)
-        while len(samples) < chunk:
+        while len(taken.samples) < chunk:
             iterator = self._iterator
             if iterator is None and (iterator := self._open()) is None:
                 break
@@ -175,25 +175,22 @@ class RowStream:
             except StopIteration:
                 self.close()
                 self._position, self._offset = self._position + 1, 0
-                if samples and ends == "pad":
+                if taken.samples and ends == "pad":
                     break
                 if ends == "drop":
-                    samples, starts = [], []
+                    taken = Taken(-1, -1, [], [])
                 left += 1
                 if left > 2 * self._count and self._plan.order.mode == "independent":  # this includes a complete pass
                     raise SourceError(self._nothing()) from None
                 continue
-            offset = self._offset
-            if not samples:
-                first = self.sequence, offset
-            samples.append(sample)
-            starts.append(not offset)
-            self._offset = offset + 1
+            if not taken.samples:
+                taken = Taken(self.sequence, self._offset, [], [])
+            taken.samples.append(sample)
+            taken.starts.append(not self._offset)
+            self._offset += 1
             if ends != "drop":
                 left = 0
-        if not samples or (ends == "drop" and len(samples) < chunk):
-            return Taken(-1, -1, [], [])
-        return Taken(*first, samples, starts)
+        return taken if ends != "drop" or len(taken.samples) == chunk else Taken(-1, -1, [], [])
 
     def _nothing(self) -> str:
         if self._plan.ends == "drop" and self._plan.chunk > 1:

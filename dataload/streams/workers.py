@@ -144,7 +144,7 @@ def locate(plan: StreamSpec, position: WorkerPosition) -> tuple[int, str]:
 
 def group_count(rows: int, most: int) -> int:
     """Return the largest divisor of `rows` that is at most `most`."""
-    return next(count for count in range(min(rows, most), 0, -1) if rows % count == 0)
+    return max(count for count in range(1, min(rows, most) + 1) if rows % count == 0)
 
 
 class StreamWorkers:

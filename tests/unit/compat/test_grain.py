@@ -91,11 +91,12 @@ def test_array_records_are_those_of_the_original(original, files, form):
         ),
         (lambda _: SharedMemoryDataSource(), ConfigError, "pass elements, or the name of existing shared memory"),
         *(
-            (lambda _, end=end: SharedMemoryDataSource(["a", end]), ConfigError, r"^element 1 ends in a zero .*a\\x00'")
-            for end in ("a\0", b"a\0")
+            (lambda _, end=end: SharedMemoryDataSource(["a", end]), ConfigError, r"^element 1 ends .*: b?'a{19}\\x00'$")
+            for end in (f"b{'a' * 19}\0", b"b%b\0" % (b"a" * 19))
         ),
         (lambda _: RangeDataSource(0, 10, 0), ConfigError, "step must not be 0"),
         (lambda _: RangeDataSource(0, 10, -1), ConfigError, "steps of -1 do not lead from 0 to 10"),
+        (lambda _: RangeDataSource(5, 4, 1), ConfigError, "steps of 1 do not lead from 5 to 4"),
         *(
             (lambda _, values=values: tfds_data_source(*values), ConfigError, "pass a directory, or a data source with")
             for values in ((3,), (RangeDataSource(0, 3, 1), "train"))

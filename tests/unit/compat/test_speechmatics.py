@@ -38,6 +38,12 @@ def batches_of_the_book(datasets, count):
     return [list(itertools.chain(*batch)) for batch in itertools.islice(parts, count)]
 
 
+def test_data_sets_share_the_rows_evenly():
+    for size, most, parts in ((4, -1, 1), (4, 0, 1), (4, 1, 1), (4, 3, 2), (4, 4, 4), (4, 5, 4), (6, 5, 3), (6, 1, 1)):
+        made = split_datasets(lambda lists, batch_size: (lists, batch_size), LISTS, size, most)
+        assert made == [(LISTS, size // parts)] * parts
+
+
 @pytest.mark.parametrize("most", [0, 2, *(pytest.param(most, marks=pytest.mark.slow_suite) for most in (1, 3, 4))])
 def test_batches_are_those_of_the_book(most):
     datasets = Rows.split_datasets(LISTS, batch_size=4, max_workers=most)

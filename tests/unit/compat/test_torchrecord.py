@@ -285,8 +285,10 @@ def test_an_epoch_has_every_record_once(batch_size):
         assert len(sampler) == len(first)
         assert first != second
         places = [(part, key) for part, length in enumerate([9, 10, 10, 10]) for key in range(length)]
-        for epoch in (first, second):
-            assert sorted(place[:2] for batch in epoch for place in batch) == places
+        for epoch in ([place for batch in batches for place in batch] for batches in (first, second)):
+            assert sorted(place[:2] for place in epoch) == places
+            ends = {part: at for at, (part, _, _) in enumerate(epoch)}
+            assert [closes for _, _, closes in epoch] == [at == ends[part] for at, (part, _, _) in enumerate(epoch)]
 
 
 def test_the_seed_is_that_of_random():
@@ -316,6 +318,8 @@ def test_the_pool_goes_through_the_sub_databases_in_turn(many):
     keys = [key for number, key in order if number == 0]
     assert keys[:500] != sorted(keys[:500])
     assert np.abs(np.array(keys) - np.arange(1000)).mean() > 200  # all of a sub-database is shuffled, not 64
+    wide = [place[0] for place in places_of(TRSampler(many, 2, shuffle=True, batch_size=100))]
+    assert 1000 - 400 < wide.index(1) <= 1000 - 300
     wide = [place[0] for place in places_of(TRSampler(many, 2, shuffle=True, batch_size=100, num_workers=3))]
     assert 1 in wide[:500]  # 1,200 in the pool; with 400 it would come after 600
 

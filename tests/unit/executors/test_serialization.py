@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bad_errors import Demanding, Holding
 
-from dataload.executors.serialization import check_work, put_together, take_apart
+from dataload.executors.serialization import check_work, put_together, sendable, take_apart
 
 sys.path.append(str(Path(__file__).parents[2] / "children"))
 import works
@@ -39,6 +40,21 @@ def test_a_check_finds_what_cannot_be_pickled_and_copies_nothing():
     check_work([b"x" * 100_000, np.zeros(1 << 20)])
     with pytest.raises(TypeError, match=r"cannot pickle '.*TextIOWrapper'"):
         check_work([io.TextIOWrapper(io.BytesIO())])
+
+
+@pytest.mark.parametrize("error", [ValueError("why"), Holding(), Demanding(1, "why")])
+def test_an_error_is_sent_with_its_notes_and_its_traceback(error):
+    error.add_note("of record 3")
+    sent = sendable(error, "worker 2")
+    assert (type(sent) is type(error), str(error) in str(sent)) == (type(error) is ValueError, True)
+    noted, (own, traceback) = put_together(take_apart(sent)).__notes__, sent.__notes__
+    assert noted == [own, traceback] == ["of record 3", traceback]
+    assert traceback.startswith("The original traceback, in worker 2:\n")
+
+
+def test_functions_that_workers_cannot_import_go_by_value():
+    pytest.importorskip("cloudpickle")
+    assert put_together(take_apart(lambda: 3, by_value=True))() == 3
 
 
 def tensors():

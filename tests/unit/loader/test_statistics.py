@@ -264,6 +264,12 @@ def test_a_loader_counts_batches_rows_and_stages(workers, in_order):
         assert found.depth == 0
 
 
+def test_the_work_on_the_last_batch_counts():
+    with Loader(RangeSource(2), batch_size=2) as loader:
+        assert len(list(loader)) == 1
+        assert loader.statistics().consumer_seconds > 0
+
+
 def test_a_loader_counts_bad_records_and_failures():
     class Bad(RangeSource):
         def _read(self, indices):

@@ -154,6 +154,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next_one(count):
     whole = make(WithState, count, **settings)
     first = flat(whole)
     state = whole.state_dict()
+    assert (whole.epoch, whole.step, state["epoch"]) == (1, 0, 1)
     later = [flat(whole), flat(whole)]
     assert len({*first, *later[0]}) == 2 * len(first)
     resumed = make(WithState, count, **settings)

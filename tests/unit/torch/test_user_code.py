@@ -307,7 +307,8 @@ def test_an_error_is_of_its_own_class_and_the_next_batch_follows(count):
         assert str(error).startswith(f"step {error.step} of epoch 0 failed in read on index {error.step}: ")
         copied = pickle.loads(pickle.dumps(error))
         assert (type(copied), str(copied), copied.step) == (type(error), str(error), error.step)
-        assert str(type(error)("text")) == "text"
+        again = type(error)("text")
+        assert (str(again), again.step, again.epoch, again.indices, again.worker) == ("text", -1, -1, (), "main")
         assert isinstance(error, kind) == (kind is not StopIteration)
     assert (refused.code, refused.reason) == (7, "full")
     assert (missing.errno, missing.filename) == (2, "x.bin")

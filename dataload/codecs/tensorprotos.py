@@ -54,6 +54,7 @@ __all__ = ["TYPES", "decode", "decode_batch", "encode"]
 _Data = bytes | memoryview
 
 MAX_DIMS = 64  # numpy's limit
+_NO_BYTES = 0, 0  # a span
 _TEXT_BYTES = 192  # overhead of each text: span, bytes object and array item
 
 
@@ -80,7 +81,7 @@ class Tensor:
         self.texts: list[tuple[int, int]] = []  # spans of the strings
 
     def data(self, field: int, record: _Data) -> _Data | bytearray:
-        span = self.values.get(field, (0, 0))
+        span = self.values.get(field, _NO_BYTES)
         return record[span[0] : span[1]] if isinstance(span, tuple) else span
 
 
@@ -101,7 +102,7 @@ def _layout(limit: int, data: _Data) -> Layout | None:
         value = _value(data, name, tensor, limit)
         kind = TYPES[tensor.data_type]
         is_text = tensor.data_type == STRING
-        span = tensor.values.get(kind.field, (0, 0))
+        span = tensor.values.get(kind.field, _NO_BYTES)
         if isinstance(span, bytearray) or (is_text and isinstance(value, np.ndarray)):
             return None
         if is_text:

@@ -32,13 +32,13 @@ def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Itera
     while position < stop:
         try:
             number, wire, first, last = _field(data, position, stop, message)
+            if last > stop:
+                raise IndexError
         except IndexError:
-            number, wire, first, last = 1, 0, 0, stop + 1
-        if last > stop:
             raise CorruptFileError(
                 f"invalid {message}: the field at byte {position} of the record ends after byte {stop}, the end of the "
                 "message"
-            )
+            ) from None
         if not 0 < number <= _MAX_FIELD:
             raise CorruptFileError(f"invalid {message}: field {number} at byte {position} of the record")
         yield number, wire, first, last

@@ -95,11 +95,13 @@ class Expression:
 
     def __repr__(self) -> str:
         if self.operation == "field":
-            return f"field({self.operands[0]!r})"
+            (name,) = self.operands
+            return f"field({name!r})"
         shown = [
             f"({e!r})" if isinstance(e, Expression) and e.operation not in _ALONE else repr(e) for e in self.operands
         ]
-        alone = {"~": f"~{shown[0]}", "is_null": f"{shown[0]}.is_null()"}
+        first, *_ = shown
+        alone = {"~": f"~{first}", "is_null": f"{first}.is_null()"}
         return alone.get(self.operation) or f" {self.operation} ".join(shown)
 
     @property
@@ -117,15 +119,15 @@ class Expression:
 
     def _to_arrow(self, pc: Any, column: Callable[[str], Any]) -> Any:
         if self.operation == "field":
-            return column(self.operands[0])
+            return column(*self.operands)
         pa = load_arrow("a condition for Arrow")
         first, *others = (e._to_arrow(pc, column) if isinstance(e, Expression) else e for e in self.operands)
         if self.operation == "in":
-            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(others[0])))
+            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(*others)))
         if self.operation in ("~", "is_null"):
             return pc.invert(first) if self.operation == "~" else pc.is_null(first)
-        if others and type(others[0]) is int and others[0] >= 1 << 63:  # pyarrow takes integers for int64
-            others = [pa.scalar(others[0], pa.uint64())]
+        # pyarrow takes integers for int64
+        others = [pa.scalar(each, pa.uint64()) if type(each) is int and each >= 1 << 63 else each for each in others]
         return getattr(pc, _JOINED.get(self.operation) or _COMPARE[self.operation][1])(first, *others)
 
     def matches_arrow(self, column: Callable[[str], Any]) -> Array:
@@ -152,10 +154,10 @@ class Expression:
     def _decide(self, leaf: Callable[[Expression], Verdict]) -> Verdict:
         if self.operation not in ("&", "|", "~"):
             return leaf(self)
-        parts: list[Verdict] = [each._decide(leaf) for each in self.operands]
+        (holds, fails), *others = (each._decide(leaf) for each in self.operands)
         if self.operation == "~":
-            return parts[0][::-1]
-        (holds, fails), (also_holds, also_fails) = parts
+            return fails, holds
+        ((also_holds, also_fails),) = others
         return (
             (holds & also_holds, fails | also_fails)
             if self.operation == "&"
@@ -193,7 +195,8 @@ def _constant(value: Any) -> Any:
 
 def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
     """Return a verdict on each row."""
-    every, compared = _values(column(leaf.fields[0]), leaf.fields[0]), leaf.operands[-1]
+    (name,) = leaf.fields
+    every, compared = _values(column(name), name), leaf.operands[-1]
     valid = np.ones(len(every), np.bool_)
     if every.dtype == object:
         valid = np.fromiter((value is not None for value in every), np.bool_, len(every))
@@ -231,7 +234,7 @@ def _values(column: Any, name: str) -> Array:
 
 def _bounded(leaf: Expression, bounds: Callable[[str], tuple[Any, Any] | None]) -> Verdict:
     """Return a verdict on whether some value within bounds fulfils a condition, and whether some does not."""
-    known = bounds(leaf.fields[0])
+    known = bounds(*leaf.fields)
     if leaf.operation in ("field", "is_null") or known is None:
         return True, True
     (least, most), other = known, leaf.operands[1]

@@ -50,6 +50,7 @@ def test_values_that_are_written_alike():
         assert decode(encode({"x": number}))["x"] == number
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert encode({"x": table.T}) == encode({"x": table.T.copy()})
+    assert encode({"x": table.astype(">f4")}) == encode({"x": table})
     assert encode({"x": bytearray(b"ab")}) == encode({"x": memoryview(b"ab")}) == encode({"x": b"ab"})
     texts = b"\x08\x02\x10\x04\x32\x01a\x32\x00" + NAMED_X
     assert encode({"x": np.array([b"a", b""], object)}) == tensor(texts)
@@ -182,7 +183,7 @@ def test_a_record_beyond_what_protobuf_reads(monkeypatch):
 @pytest.mark.parametrize(
     "buffers",
     [
-        [encode({"x": number}) for number in range(8)],  # integers of one byte
+        [encode({"x": number >> np.arange(5) & 1}) for number in range(32)],  # integers of one byte
         *([tensor(NAMED_X + head)] * 8 for head in (b"\x10\x01", b"\x10\x03", b"\x10\x09")),  # without values
         [tensor(NAMED_X + b"\x08\x00\x08\x02\x10\x09")] * 8,
     ],

@@ -9,7 +9,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dataload
@@ -88,6 +88,8 @@ def sources(tmp_path_factory):
 
 
 @given(tree=CONDITIONS)
+@example(tree=("~", (("n", "==", 3), "&", ("b", "is", None))))
+@example(tree=("~", (("n", "==", 3), "|", ("b", "is", None))))
 def test_every_source_selects_what_python_does(sources, tree):
     condition = built(tree)
     want = [row for row in range(6) if truth(tree, row) is True]
@@ -124,6 +126,7 @@ def test_groups_without_a_match_are_not_read(tmp_path, monkeypatch):
         (~(field("n") < 85), {8, 9}, 15),
         ((field("t") >= "090") & (field("n") < 95), {9}, 5),
         (field("u") > (1 << 63) + 97, {9}, 2),
+        (field("u") == 1 << 63, {0}, 1),
         (field("n") != 5, {*range(10)}, 99),
     ):
         read.clear()

@@ -25,6 +25,7 @@ _COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {  # with the names
 }
 _JOINED = {"&": "and_kleene", "|": "or_kleene"}
 
+_INT64 = 2**63 - 1
 _ALONE = ("field", "is_null", "~")  # need no parentheses
 
 Verdict: TypeAlias = tuple[Any, Any]
@@ -127,7 +128,7 @@ class Expression:
         if self.operation in ("~", "is_null"):
             return pc.invert(first) if self.operation == "~" else pc.is_null(first)
         # pyarrow takes integers for int64
-        others = [pa.scalar(each, pa.uint64()) if type(each) is int and each >= 1 << 63 else each for each in others]
+        others = [pa.scalar(each, pa.uint64()) if type(each) is int and each > _INT64 else each for each in others]
         return getattr(pc, _JOINED.get(self.operation) or _COMPARE[self.operation][1])(first, *others)
 
     def matches_arrow(self, column: Callable[[str], Any]) -> Array:

@@ -70,13 +70,45 @@ def test_packed_marks_are_the_marks(inner, other):
 
 
 def test_packed_marks_take_little_memory():
-    marks = [[number, f"{number:016x}", f"{number:032x}"] for number in range(1000)]
+    marks = [[LARGE - number, f"{number:016x}", f"{number:032x}"] for number in range(1000)]
     tracemalloc.start()
     packed = checks.PackedMarks.of(marks)
     found = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert packed == [checks.as_content(mark) for mark in marks]
     assert found < 60 * len(marks)
+
+
+@pytest.mark.parametrize("wrong", [1, ["a"], b"a", "", "abcd", "g"])
+def test_texts(wrong):
+    checks.check_texts([None, "a", "abc"], checks.HEX, range(1, 4), "x", "a hash")
+    with pytest.raises(ConfigError, match=r"^x: expected a hash but found"):
+        checks.check_texts(["a", wrong], checks.HEX, range(1, 4), "x", "a hash")
+
+
+@pytest.mark.parametrize("inner", [None, "", "x" * LONG, [], ["x" * LONG] * 16])
+def test_marks_of_content(inner):
+    assert checks.as_content([LARGE, "ab", inner]) == (LARGE, "ab", inner)
+    wrong = [
+        [-1, "ab", inner],
+        [1, b"ab", inner],
+        [1, "ab"],
+        {},
+        *([1, "ab", each] for each in (1, ["x"] * 17, [1], {})),
+    ]
+    for mark in (*wrong, [1, "ab", "x" * (LONG + 1)], [1, "ab", ["x" * (LONG + 1)]]):
+        with pytest.raises(ConfigError, match=r"^shards\.identity: expected a size, a text, and a text, a list"):
+            checks.as_content(mark)
+
+
+def test_keys_of_tables():
+    assert checks.as_table({"a": 1, "b": 2}, "x", ("a",), ("b", "c")) == {"a": 1, "b": 2}
+    for table, message in (
+        ({"a": 1}, "expected the key 'b' but found only a"),
+        ({"a": 1, "b": 2, "d": 3}, "unknown key d"),
+    ):
+        with pytest.raises(ConfigError, match=f"^x: {message}"):
+            checks.as_table(table, "x", ("a", "b"), ["c"])
 
 
 TEXTS = "text of at most {} characters but found"

@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.codecs.example import decode, encode
-from dataload.codecs.wire import encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.testing.compare import difference
@@ -214,20 +213,3 @@ def test_columns_are_the_collated_records(data):
         chosen = decoded if fields is None else [{name: row[name] for name in fields} for row in decoded]
         same(batch, default_collate(chosen))
         assert decode_batch(tf_example, [memoryview(b) for b in serialized], fields) is not None
-
-
-@given(st.lists(int64s | st.integers(0, 2**21), max_size=40) | st.lists(st.integers(128, 2**14 - 1), max_size=40))
-@example([-1, -(2**63)])
-def test_varints(numbers):
-    data = encode_varints(np.array(numbers, np.int64))
-    place, found = 0, []
-    while place < len(data):
-        number, place = parse_varint(data, place)
-        found.append(number)
-    assert found == [number % 2**64 for number in numbers]
-    if data:
-        rows = np.tile(np.frombuffer(data, np.uint8), (3, 1))
-        np.testing.assert_array_equal(parse_varints(rows), np.tile(np.array(numbers, np.int64), (3, 1)))
-    for raw in (data, bytearray(data), memoryview(data)):
-        same(parse_packed(raw), np.array(numbers, np.int64))
-        assert parse_packed(raw).flags.writeable

@@ -15,8 +15,11 @@ BOUNDS = [0, -1, -(2**63), 2**63 - 1, *(2**bits + each for bits in range(7, 63, 
 def test_numbers_of_each_length(numbers):
     data = b"".join(wire.encode_varint(number % 2**64) for number in numbers)
     assert wire.encode_varints(np.array(numbers, np.int64)) == data
-    assert wire.parse_packed(data, 8 * len(numbers)).tolist() == numbers
+    for raw in (data, bytearray(data), memoryview(data)):
+        found = wire.parse_packed(raw, 8 * len(numbers))
+        assert (found.tolist(), found.flags.writeable) == (numbers, True)
     if numbers:
+        assert wire.parse_varints(np.tile(np.frombuffer(data, np.uint8), (3, 1))).tolist() == [numbers] * 3
         with pytest.raises(CorruptFileError, match=f"a list of {len(numbers)} integers takes {8 * len(numbers)} bytes"):
             wire.parse_packed(data, 8 * len(numbers) - 1)
     found, position = [], 0

@@ -290,6 +290,28 @@ def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(eight_cpu
     assert simulation.used.most_common(1)[0][0] in expected
 
 
+def changes(seed):
+    """The settings in use and the steps with which they begin, for a random workload in simulated time."""
+    chance = random.Random(seed).random
+    cost = {"io": 0.05 * chance(), "cpu": 0.02 * chance() ** 2, "consumer": 0.02 * chance() ** 2, "start": chance()}
+    cpus, executor = 1 + int(8 * chance()), "processes" if chance() < 0.5 else "threads"
+    most = None if chance() < 0.5 else 1 + int(8 * chance())
+    scaling = Scaling(most, 2, least=int(2 * chance()), deepens=chance() < 0.5, cpus=8)
+    simulation, found = Simulation(**cost, cpus=cpus, executor=executor, workers=scaling.setting.workers), []
+    simulation.pauses = chance() < 0.3
+    use = simulation.use
+    simulation.use = lambda setting: (found.append((simulation.taken, *setting)), use(setting))
+    simulation.run(20, scaling)
+    return found
+
+
+def test_changes_are_those_recorded():
+    """Like `test_decisions_are_those_recorded`, for the samples that are taken and when."""
+    found = [changes(seed) for seed in range(16)]
+    assert len({setting for each in found for setting in each}) > 90
+    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == "5bd93311bb2c928c"
+
+
 @pytest.mark.parametrize("cpus", [2, 8, 64])
 @pytest.mark.parametrize(("seconds", "share"), [(3, 1.0), (10, 0.94)])
 def test_trials_cost_a_short_run_nothing_and_a_longer_one_little(cpus, seconds, share):

@@ -274,6 +274,13 @@ def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait
     results.close()
 
 
+def test_the_consumer_helps_with_quick_steps_only():
+    for seconds in (1e-4, 1.0):
+        workers = Workers(seconds=seconds)
+        places(deliver(workers, pace=paced(seconds=seconds)), 3)
+        assert bool(workers.helped) == (seconds == 1e-4)
+
+
 def size_of(sizer, room=1000):
     return len(next(sizer.groups(range(1000), lambda: room)))
 

@@ -1,12 +1,13 @@
 """The judgement of orders: figures against plain loops, verdicts on orders known to be good or bad."""
 
+import hashlib
 import itertools
 import math
 import random
 import re
 import tracemalloc
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -249,6 +250,35 @@ def test_bad_orders_are_seen(order, size, lengths, moves, mixes, repeats):
         assert re.fullmatch(pattern, text)
 
 
+def rounded(value):
+    """A report with six digits, as sums differ a little between machines."""
+    if isinstance(value, (dict, list, tuple)):
+        return [rounded(each) for each in (value.values() if isinstance(value, dict) else value)]
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def test_reports_are_those_recorded():
+    """A change of what is measured may record them anew, if the other tests of this file pass."""
+    orders = [
+        (PoolShuffle(ShardSequential((100,) * 100, 0), 1000, 0), (100,) * 100),
+        (GlobalShuffle(3000, 1), (17, 0, 983, 2000)),
+        (Weighted([1.0, 3.0] * 50, 700, seed=0), None),
+        (REVERSED, (1999, 1)),
+    ]
+    planners = [(BatchSampler(sampler=each, batch_size=size), shards) for each, shards in orders for size in (7, 64)]
+    buckets = BucketBatchSampler(lengths=LENGTHS * 5, max_tokens=60, boundaries=(5, 10, 19))
+    rows = {"lengths": [*range(1, 101)] * 30, "row_length": 256, "batch_size": 3}
+    planners += [
+        (BatchSampler(sampler=GlobalShuffle(10**7, 1), batch_size=64), (10**5,) * 100),
+        (buckets, None),
+        (PackedBatchSampler(sampler=GlobalShuffle(3000, 1), **rows), None),
+    ]
+    found = [order_report(planner, shard_lengths=shards).to_json() for planner, shards in planners]
+    pools = [PoolTrial((100, 50, 7) * 20, size, 3).mixing(pool) for size in (10, 500) for pool in (1, 64, 3000)]
+    text = repr(rounded([*found, pools, astuple(BucketFiller.of(buckets, epoch=0))]))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "dd20391a027379d8", text
+
+
 def test_verdicts():
     sampled = Multiplicity(records=9, positions=5, whole=False, repeated=0, never=None)
     assert sampled.verdict == "no record occurs twice or more in the 5 sampled positions"
@@ -336,6 +366,10 @@ def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality)
 )
 def test_pools_at_the_limits(lengths, size, quality, expected):
     assert pool_size_for(lengths, size, quality, seed=1) == expected
+
+
+def test_a_batch_of_all_records_mixes_all_shards():
+    assert [PoolTrial((5,) * 8, 40).mixing(size) for size in (1, 7, 20, 40)] == [1.0] * 4
 
 
 @pytest.mark.slow_suite

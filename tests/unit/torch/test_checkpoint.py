@@ -20,9 +20,17 @@ def test_the_state_is_one_text():
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"json": 3}, {"json": "{"}, {"json": "null"}, {"epoch": 1, "position": 2}, {1: 2, "a": 3}]
+    ("state", "found"),
+    [
+        ({}, r"the keys \[\]"),
+        ({"json": 3}, "3"),
+        ({"json": "{"}, "'{'"),
+        ({"json": "null"}, "'null'"),
+        ({"json": "x" * 200}, r"'x{59} \.\.\.\(122 characters\)\.\.\. x{19}'"),
+        ({1: 2, "a": 3}, r"the keys \[1, 'a'\]"),
+    ],
 )
-def test_a_state_of_something_else_is_refused(state):
-    message = "this is not a state of a JsonState: expected a dict as JSON text under 'json', found "
+def test_a_state_of_something_else_is_refused(state, found):
+    message = f"this is not a state of a JsonState: expected a dict as JSON text under 'json', found {found}$"
     with pytest.raises(StateMismatchError, match=message):
         JsonState(Loader(RangeSource(9), batch_size=2)).load_state_dict(state)

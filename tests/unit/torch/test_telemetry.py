@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from unittest.mock import Mock
 
 import pytest
 
@@ -99,9 +100,13 @@ def test_the_table_names_the_slowest_rank_and_its_reason():
 def test_no_rank_waits():
     table = RankStatistics({0: of(0.1, 3.9), 1: of(0.0, 4.0)})
     assert (table.slowest, table.verdict) == (None, "no rank waits for data")
+    assert RankStatistics({3: of(0.2, 3.8)}).slowest == 3
+    for steps in (0, 1):
+        verdict = RankStatistics({0: of(2.0, 2.0, steps=steps)}).verdict
+        assert verdict.startswith("rank 0 is the slowest, with 2,000.0 ms a batch; limit: unknown")
 
 
-def test_a_single_process_gets_its_own():
+def test_a_single_process_gets_its_own(monkeypatch):
     with DeviceLoader(dataload.Loader(RangeSource(8), batch_size=2), "cpu") as loader:
         batches = iter(loader)
         next(batches)
@@ -113,6 +118,11 @@ def test_a_single_process_gets_its_own():
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         try:
             assert statistics(loader).ranks[0].steps == 2
+            monkeypatch.setattr(distributed, "all_gather_object", Mock(side_effect=RuntimeError("closed")))
+            with pytest.raises(
+                dataload.DataloadError, match=r"could not be gathered: a process has ended, .*\(closed\)"
+            ):
+                statistics(loader)
         finally:
             distributed.destroy_process_group()
     with pytest.raises(TypeError, match=r"^statistics takes a Loader, .*; found list$"):

@@ -100,12 +100,13 @@ def test_the_place_by_torch_comes_first(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(ConfigError, match=r"a process group has ranks only after .*init_process_group"):
         distributed_place("some group")
-    ranks, sizes = {None: 5, "mine": 1, "theirs": -1}, {None: 8, "mine": 2}
+    ranks, sizes = {None: 5, "mine": 1, "first": 0, "theirs": -1}, {None: 8, "mine": 2, "first": 2}
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", ranks.get)
     monkeypatch.setattr(torch.distributed, "get_world_size", sizes.get)
     assert distributed_place() == {"rank": 5, "world_size": 8}
     assert distributed_place("mine") == {"rank": 1, "world_size": 2}
+    assert distributed_place("first") == {"rank": 0, "world_size": 2}
     with pytest.raises(ConfigError, match="this process is not in the process group: pass the group that it reads"):
         distributed_place("theirs")
     with pytest.raises(ConfigError, match="data_dims are dimensions of a DeviceMesh: pass one as group, or leave"):
@@ -168,7 +169,7 @@ class Mesh:
         (Mesh(("tp",), (4,), (2,)), {}, (0, 1)),
         (Mesh(("mine", "tp"), (1, 4), (0, 2)), {}, (0, 1)),
         (Mesh(("mine", "tp"), (3, 4), (2, 2)), {"data_dims": ["mine"]}, (2, 3)),
-        (Mesh(("mine", "tp"), (3, 4), (2, 2)), {}, "'mine' does not say whether processes along it read different"),
+        (Mesh(("mine", "tp"), (2, 4), (1, 2)), {}, "'mine' does not say whether processes along it read different"),
         (Mesh(("dp",), (2,), (0,)), {"data_dims": ["pd"]}, "data_dims has 'pd', .* no such dimension: choose from dp"),
         (Mesh(None, (2,), (0,)), {}, "the dimensions of the mesh have no names: give mesh_dim_names"),
         (Mesh(("dp",), (2,), None), {}, "this process is not in the process group"),
@@ -208,6 +209,7 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
     def loader(world_size):
         return Loader(range(8), batch_size=2, shuffle=True, seed=1, rank=0, world_size=world_size)
 
+    check_ranks(loader(3))  # a single process has none to compare with
     for processes, world_size, times in ((2, 2, 1), (1, 1, 0), (2, 1, 0)):
         found = compared(processes)
         batches = DeviceLoader(loader(world_size), "cpu")
@@ -217,8 +219,13 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
     compared(2, seed=3)
     with pytest.raises(ConfigError, match="the loaders of 2 processes do not match:\n  seed: 1 in process 0; 3 in"):
         next(iter(DeviceLoader(loader(2), "cpu")))
+    for processes, others in ((9, "1, 2, 3, 4, 5, 6, 7, 8"), (10, "1, 2, 3, 4, 5, 6, 7, 8, ...")):
+        compared(processes, seed=3)
+        with pytest.raises(ConfigError, match=f"seed: 1 in process 0; 3 in {processes - 1} processes: {others}$"):
+            check_ranks(loader(processes))
     compared(3)
-    with pytest.raises(ConfigError, match="the loaders of 3 processes do not match"):
+    missing = "rank: no process has 3 of 5; 0 in process 0; 1 in process 1; 2 in process 2$"
+    with pytest.raises(ConfigError, match=f"the loaders of 3 processes do not match:\n  {missing}"):
         check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))
     monkeypatch.setattr(torch.distributed, "all_gather_object", Mock(side_effect=RuntimeError("closed")))
     with pytest.raises(DataloadError, match=r"could not be compared: a process has ended .*\(closed\)"):

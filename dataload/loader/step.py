@@ -73,8 +73,8 @@ class BlockedPlans:
         self._blocks: dict[tuple[int, int, int], Sequence[BatchPlan]] = {}
         self._lock = threading.Lock()
 
-    def find(self, epoch: int, origin: int, step: int) -> BatchPlan:
-        """Return the plan of a step of an epoch whose step 0 begins at item `origin`."""
+    def block_of(self, epoch: int, origin: int, step: int) -> Sequence[BatchPlan]:
+        """Return the plans of steps around `step`, of an epoch whose step 0 begins at item `origin`."""
         size = self._block_steps
         block = step // size
         with self._lock:
@@ -89,7 +89,7 @@ class BlockedPlans:
                 plans = self._blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
                 if len(self._blocks) > _MOST_BLOCKS:
                     del self._blocks[next(iter(self._blocks))]
-        return plans[step - plans[0].step]
+        return plans
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._planner,)
@@ -178,7 +178,7 @@ class StepWork:
         """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
         trace, worker = StepTrace(status), worker_name()
         try:
-            plans = [self.plan_of(job, step) for step in range(job.start, job.stop)]
+            plans = self.plans_of(job)
             status.at(job.epoch, job.start)
             batches = self.fetch.load_together(plans, trace)
         except BaseException as error:
@@ -202,10 +202,22 @@ class StepWork:
 
     def plan_of(self, job: StepRange, step: int) -> BatchPlan:
         """Return the plan of a step of a task."""
+        block = self._block_of(job, step)
+        return block[step - block[0].step]
+
+    def plans_of(self, job: StepRange) -> list[BatchPlan]:
+        """Return the plans of all steps of a task."""
+        plans: list[BatchPlan] = []
+        while (step := job.start + len(plans)) < job.stop:
+            block = self._block_of(job, step)
+            plans += block[step - block[0].step : job.stop - block[0].step]
+        return plans
+
+    def _block_of(self, job: StepRange, step: int) -> Sequence[BatchPlan]:
         if job.plans is not None:
-            return job.plans[step - job.plans[0].step]
+            return job.plans
         try:
-            return self._plans.find(job.epoch, job.origin, step)
+            return self._plans.block_of(job.epoch, job.origin, step)
         except Exception as error:
             raise step_error(step, job.epoch, " in the order", error) from error
 

@@ -46,7 +46,7 @@ class Homes:
         work = self._work
         if work is None or len(nodes) < 2 or len(self._ends) < 2 or not isinstance(task, StepRange):
             return ""
-        wanted = [work.plan_of(task, step).wanted for step in range(task.start, task.stop)]
+        wanted = [plan.wanted for plan in work.plans_of(task)]
         return self.of_indices(np.concatenate(wanted), nodes)
 
     def of_indices(self, wanted: Int64Array, nodes: Sequence[str]) -> str:

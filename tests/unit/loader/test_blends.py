@@ -107,7 +107,13 @@ def test_the_order_before_is_not_known_without_a_source_that_gave():
         without.batch(0, 1)
 
 
-def test_other_sources_are_refused_by_name():
+def test_other_sources_are_refused_by_name(monkeypatch):
+    first = states(mixed({"a": 1, "b": 2}))
+    mixed({"a": 1, "b": 2, "d": 0}).load_state_dict(first)
+    with monkeypatch.context() as patch:
+        patch.setitem(STARTS, "a", STARTS["a"] + 1)
+        with pytest.raises(StateMismatchError, match="other data or another order"):
+            mixed({"a": 1, "b": 2, "d": 0}).load_state_dict(first)
     loader = mixed({"a": 1, "b": 2, "c": 1})
     iterators = [iter(loader)]
     served(iterators, 1)

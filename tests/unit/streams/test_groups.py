@@ -196,6 +196,35 @@ def test_stacked_steps_are_cut_into_what_they_were(samples):
             assert joined == collated(default_collate, expected)
 
 
+class Image:
+    """Of another library, as torch's tensors."""
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(self.shape, dtype)
+
+
+X = np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("alike", "pairs"),
+    [
+        (True, [(1, 2), (-(2**63), 2**63 - 1), (1.0, 2.0), ("a", "bc"), (b"a", b""), (X, X + 1), (Image(2), Image(2))]),
+        (True, [({"x": 1, "y": X}, {"y": X, "x": 2}), ((1, "a"), (2, "b")), (np.int8(1), np.int8(2)), (None, None)]),
+        (False, [(1, 2.0), (1, True), (2**63, 2**63), (0, 2**63), ("a", b"a"), (X, X[:1]), (X, X.astype(np.float32))]),
+        (False, [({"x": 1}, {"y": 1}), ({"x": X}, {"x": X[1:]}), ((1,), (1, 2)), ((1, "a"), (1, 2)), ((1,), [1])]),
+        (False, [(np.int8(1), np.int16(1)), (np.int8(1), np.zeros((), np.int8)), (Image(2), Image(3)), (None, 1)]),
+    ],
+)
+def test_workers_stack_samples_that_are_alike(alike, pairs):
+    for pair in pairs:
+        assert (stack([*pair]).form is not None) == alike, pair
+    assert stack([]) == Stacked(0, samples=[])
+
+
 def collated(function, *arguments):
     try:
         return repr(function(*arguments))

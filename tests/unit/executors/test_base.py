@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -61,6 +62,32 @@ def test_a_watch_warns_half_way_and_then_gives_up(monkeypatch):
         watch.look(lambda: described)
     assert caught.value.reason == "has returned no batch for 22.0 s (timeout=20)"
     assert (caught.value.worker, caught.value.position, caught.value.stacks) == described
+
+
+@pytest.mark.parametrize(
+    ("position", "locate", "told"),
+    [
+        (WorkerPosition(0, 0, 0), None, "is at step 0 of epoch 0, index 0\nstacks"),
+        (WorkerPosition(-1, -1, -1), None, "has not started it\nstacks"),
+        (
+            WorkerPosition(1, 2, 3),
+            lambda at: (0, f"in row {at.index}"),
+            "is at step 2 of epoch 1, index 0\nin row 3\nstacks",
+        ),
+        (WorkerPosition(1, 2, 3), lambda _: (-1, ""), "is at step 2 of epoch 1\nstacks"),
+    ],
+)
+def test_a_watch_without_a_timeout_warns_less_and_less_often(monkeypatch, position, locate, told):
+    now, warned = [100.0], []
+    monkeypatch.setattr(base, "monotonic", lambda: now[0])
+    watch = StallMonitor(TimeoutPolicy(warn_after=4, locate=locate))
+    for second in range(1, 33):
+        now[0] = 100.0 + second
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watch.look(lambda: ("somebody", position, "stacks"))
+        warned += [(second, str(each.message)) for each in caught]
+    assert warned == [(second, f"no batch for {second}.0 s: somebody {told}") for second in (4, 8, 16, 32)]
 
 
 FORKED = (

@@ -339,9 +339,10 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
     monkeypatch, executor, in_order
 ):
     numbers = [3, 0, 0, 2, 1, 3, 0] if executor == "threads" else [3, 1, 2, 1, 3]
-    calls = iter(numbers * 100)
+    calls, ahead = iter(numbers * 100), []
 
     def look(self, recorder, in_flight, use):
+        ahead.append(in_flight())
         if not recorder.steps % 7:
             use(Setting(next(calls), 2))
 
@@ -360,6 +361,7 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
             expected = [order[i : i + 4] for i in range(0, 400, 4)]
             assert served == expected if in_order else sorted(served) == sorted(expected)
         assert seen == set(numbers)
+        assert any(ahead), "steps are in flight while workers make them"
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,10 @@ def test_other_sources_are_refused_by_name(monkeypatch):
         patch.setitem(STARTS, "a", STARTS["a"] + 1)
         with pytest.raises(StateMismatchError, match="other data or another order"):
             mixed({"a": 1, "b": 2, "d": 0}).load_state_dict(first)
+    alone = mixed({"a": 1, "b": 2})
+    next(iter(alone))
+    alone.change_weights({"a": 1, "b": 0})
+    mixed({"a": 1}).load_state_dict(states(alone))
     loader = mixed({"a": 1, "b": 2, "c": 1})
     iterators = [iter(loader)]
     served(iterators, 1)

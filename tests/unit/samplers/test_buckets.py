@@ -62,3 +62,15 @@ def test_batches_do_not_depend_on_the_ranks(group):
         return [plan.indices.tolist() for step in zip(*ranks, strict=True) for plan in step if len(plan.indices)]
 
     assert batches(1) == batches(2) == batches(5)
+
+
+def test_batches_are_those_of_earlier_versions():
+    settings = {"lengths": [i * 5 % 11 for i in range(24)], "max_tokens": 20, "boundaries": (3, 6, 10), "group": 2}
+    shuffled = [[10, 21, 14], [1, 23, 3], [4, 17], [6, 19], [18, 16, 20, 0, 9, 5], [22, 11, 7], [8, 13], [2, 15], [12]]
+    in_order = [[0, 5, 7, 9, 11, 16], [18, 20, 22], [1, 3, 10], [12, 14, 21], [2, 4], [6, 8], [13, 15], [17, 19], [23]]
+    for shuffle, expected in ((True, shuffled), (False, in_order)):
+        planner = BucketBatchSampler(seed=3, shuffle=shuffle, **settings)
+        assert [plan.indices.tolist() for plan in plans_of(planner, 1)] == expected
+    assert planner.rows_per_step == 24 // 9
+    grown = BucketBatchSampler(lengths=[3, 40, 12, 12, 7], max_tokens=100).boundaries
+    assert grown == (3, 4, 5, 7, 9, 12, 16, 20, 25, 32, 40)

@@ -220,8 +220,9 @@ def test_a_sampler_that_was_drawn_resumes_at_any_step(name):
     rest = [batch.tolist() for batch in iterator]
     after = [batch.tolist() for batch in whole] if "generator" in name or name == "subset" else None
     torch.manual_seed(77)
-    resumed = DataLoader(NUMBERS, **ORDERS[name]())
+    resumed, untouched = DataLoader(NUMBERS, **ORDERS[name]()), torch.get_rng_state()
     resumed.load_state_dict(state)
+    assert after is not None or torch.equal(torch.get_rng_state(), untouched)
     assert resumed.state_dict() == state
     assert (resumed.step, len(before)) == (1, 1)
     assert [batch.tolist() for batch in resumed] == rest

@@ -77,11 +77,12 @@ class DataSetFiles:
     def options(self) -> Mapping[str, Any]:
         """The reader's options in the manifests, which have to agree."""
         several = [entry.options for entry in self.listed if entry.format == self.format.name]
-        for options in several[1:]:
-            if options != several[0]:
-                message = f"the manifests of the directories give different options, {several[0]} and {options}"
+        first = next(iter(several), {})
+        for options in several:
+            if options != first:
+                message = f"the manifests of the directories give different options, {first} and {options}"
                 raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
-        return several[0] if several else {}
+        return first
 
     def known(self) -> ListedShards | None:
         """Return what the manifests say of all shards; None if they do not list all."""

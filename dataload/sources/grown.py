@@ -102,12 +102,14 @@ def _over(source: Source[Any], replaced: Mapping[int, Source[Any]]) -> Source[An
     if isinstance(source, ConcatSource):
         return source.over(made)
     if isinstance(source, SliceSource) and (span := source._span).step > 0:
-        return SliceSource(made[0], range(span.start, min(span.stop, len(made[0])), span.step))
+        (parent,) = made
+        return SliceSource(parent, range(span.start, min(span.stop, len(parent)), span.step))
     if not isinstance(source, SelectionSource):
         return None
+    (parent,) = made
     rule = source._rule
     if isinstance(rule, Chosen):  # it is known by its indices
-        rule = Chosen(rule.chosen[rule.chosen < len(made[0])])
+        rule = Chosen(rule.chosen[rule.chosen < len(parent)])
         if not np.array_equal(rule.chosen, source.indices[: len(rule.chosen)]):
             return None
-    return SelectionSource(made[0], rule)
+    return SelectionSource(parent, rule)

@@ -93,7 +93,7 @@ class FileOptions(Options):
     @property
     def remote_settings(self) -> Remote | None:
         """The settings for `storage_of`."""
-        return self.remote if isinstance(self.remote, Remote) else None
+        return cast("Remote | None", self.remote)  # see `__post_init__`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

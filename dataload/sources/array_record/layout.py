@@ -196,16 +196,16 @@ class Decompressor:
         # Threads that expand small frames wait for the GIL, and a frame that did not become smaller is only copied.
         count = _threads() if large and total >= max(_BYTES_IN_THREADS, compressed) else 1
         cuts = sorted({0, *np.searchsorted(ends, np.arange(1, count) * (total // count)).tolist(), len(ends)})
-        parts = [(targets[i:j], block, starts[i:j], stops[i:j], large) for i, j in pairwise(cuts)]
+        first, *others = ((targets[i:j], block, starts[i:j], stops[i:j], large) for i, j in pairwise(cuts))
         with decoding():
-            if len(parts) == 1:
-                self._expand_part(*parts[0])
+            if not others:
+                self._expand_part(*first)
                 return
             with DaemonThreads(count) as pool:
-                others = [pool.submit(self._expand_part, *part) for part in parts[1:]]
-                self._expand_part(*parts[0])
-                for other in others:
-                    other.result()
+                pending = [pool.submit(self._expand_part, *other) for other in others]
+                self._expand_part(*first)
+                for each in pending:
+                    each.result()
 
     def _expand_part(
         self, targets: list[memoryview], block: BytesArray, starts: Int64Array, stops: Int64Array, large: bool

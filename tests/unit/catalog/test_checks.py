@@ -150,7 +150,7 @@ def test_functions_of_conversions():
                 checks.as_map({**fit, key: wrong})
 
 
-NUMBERS = {"finite": 2, "nan": 0, "infinite": 0, "minimum": 1, "maximum": 2, "total": "3", "squares": "5"}
+NUMBERS = {"finite": 2, "nan": 3, "infinite": 4, "minimum": 1, "maximum": 2, "total": "3", "squares": "5"}
 FIELD = {"records": 2, "dtypes": {"int64": 2}, "shapes": None, "axes": None, "length": None, "labels": None}
 FIELD["numbers"] = NUMBERS
 
@@ -220,6 +220,8 @@ def test_how_much_statistics_may_hold(monkeypatch):
         monkeypatch.setattr(statistics, name, 2)
     one, other = (FieldStatistics.parse({**FIELD, **labels(1, each)}, "f") for each in (2, 3))
     assert one.merge(one).labels == {1: 4, 2: 0}
+    numbers = {**NUMBERS, "finite": 4, "nan": 6, "infinite": 8, "total": "6", "squares": "10"}
+    assert one.merge(one).numbers.to_json() == numbers
     assert one.merge(other).labels is None
     assert [*merge_fields({"a": one}, {"b": one})] == ["a", "b"]
     with pytest.raises(ConfigError, match="the records have more than 2 different fields: name those that you want"):

@@ -199,6 +199,7 @@ def test_follows_the_rules_of_sources():
     assert pickle.loads(pickle.dumps(source)).fingerprint() == numpys.fingerprint() == source.fingerprint()
     other = windows(episodes(), lengths, 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
     assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
+    assert source.sequence_lengths.tolist() == [5, 9]
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
 
 

@@ -78,6 +78,8 @@ def check_pad_value(value: Any, padded: Collection[str] | None) -> None:
 def fill_of(pad_value: PadValue | None, name: str, dtype: np.dtype[Any]) -> float:
     """Return the padding value of a field, after checking that its dtype can hold it."""
     value = pad_value.get(name, 0) if isinstance(pad_value, Mapping) else pad_value or 0
+    if dtype.kind in "UST":
+        raise ConfigError(f"field {name!r} holds text, which is not padded: set its policy to list", key=name)
     least, most = 0, 1  # of bool
     if dtype.kind in "iu":
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max

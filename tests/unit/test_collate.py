@@ -239,6 +239,8 @@ def test_a_pad_value_must_fit_the_dtype(dtype, value, least, most):
     for fits in (least, most):
         padded = Collate({"t": "pad"}, pad_value=fits)([{"t": np.ones(n, dtype)} for n in (1, 2)])["t"]
         equal(padded, np.array([[1, fits], [1, 1]], dtype))
+    with pytest.raises(ConfigError, match="field 't' holds text, which is not padded: set its policy to list"):
+        Collate({"t": "pad"})([{"t": ["a"]}, {"t": ["b", "c"]}])
     assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
 
 

@@ -56,6 +56,8 @@ def open_source(
     if hasattr(paths, "columns") or isinstance(paths, Mapping):
         kind = type(cast("Any", paths)).__name__
         raise TypeError(f"open takes paths, got a {kind}: pass it to a Loader as it is, or to dataload.MemorySource")
+    if isinstance(paths, (set, frozenset)):
+        raise TypeError("a set of paths has another order in each process, and so would the records: pass a list")
     return discover(paths, format, options).open(fields, options, check=check)
 
 

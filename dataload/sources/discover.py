@@ -254,15 +254,17 @@ def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
     names: list[str] = []
     for name in expand_braces(path):
         if has_wildcards(name) and (far or not storage.exists(name)):
+            if "**" in name.split("/"):
+                message = f"{name}: ** is not supported: write * for each level of folders, or pass a list of paths"
+                raise ConfigError(message, key="paths", value=name)
             matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
             if not matches:
                 raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
             names += matches
-        elif far and name != path:
-            names.append(name)  # found to be missing when it is opened, among others at the same time
-        else:
+            continue
+        if name == path or not far:  # others are found to be missing when they are opened, all at the same time
             storage.identity(name)  # raises if there is nothing
-            names.append(name)
+        names.append(name)
     return names
 
 

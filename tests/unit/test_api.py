@@ -129,6 +129,7 @@ MIXED = r"the files of a data set have one format, got .*a\.syr \(syrah\), .*b\.
         (lambda: dataload.open("a.syr", shape={}), "format 'syrah' has no option 'shape': did you mean 'shapes'"),
         (lambda: dataload.open("a.syr", fields=["y"]), r"has no field 'y': choose from x"),
         (lambda: dataload.open([]), "no path was given"),
+        (lambda: dataload.open("**/*.syr"), r"\*\*/\*\.syr: \*\* is not supported: write \* for each level of folders"),
         (lambda: dataload.open(["a.syr", "b.tar"]), MIXED),
         (lambda: dataload.open("range:x"), r"format 'range' takes the number of records \(range:1000\), got 'x'"),
         (lambda: dataload.open("memory:x"), "format 'memory' takes data, not a path"),
@@ -151,6 +152,8 @@ def test_what_is_refused(tmp_path, monkeypatch, call, match):
     assert values(dataload.open("a.syr")) == [2]
 
 
-def test_a_table_is_not_a_path():
+def test_a_table_or_a_set_is_not_a_path():
     with pytest.raises(TypeError, match="open takes paths, got a dict: pass it to a Loader as it is"):
         dataload.open({"x": [1]})
+    with pytest.raises(TypeError, match="a set of paths has another order in each process"):
+        dataload.open({"a.tar", "b.tar"})

@@ -82,3 +82,25 @@ RISING = "must be rising positions before 40"
 def test_numbers_of_a_state_are_checked(state, change, match):
     with pytest.raises(StateMismatchError, match=match):
         LoaderState.from_json({**state.to_json(), **change})
+
+
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [
+        (SMALL, {"position": 10}),
+        (SMALL, {"position": 0, "length": 0}),
+        (SMALL, {"epoch": (1 << 62) - 1}),
+        (GAPS, {"missing": [0, 36]}),
+        (GAPS, {"missing": [39]}),
+        (GAPS, {"missing": [], "step_size": 0}),
+    ],
+)
+def test_states_at_the_limits_are_loaded(state, change):
+    loaded = LoaderState.from_json({**state.to_json(), **change}).to_json()
+    assert {name: loaded[name] for name in change} == change
+
+
+def test_a_dict_that_is_not_a_state_is_told_by_its_keys():
+    for keys, told in (("", r"\(none\)$"), ("abcde", "a, b, c, d, e$"), ("abcdefg", r"a, b, c, d, e \(and 2 more\)$")):
+        with pytest.raises(StateMismatchError, match=rf"(?m)not a state of a Loader, but a dict with the keys {told}"):
+            LoaderState.from_json(dict.fromkeys(keys))

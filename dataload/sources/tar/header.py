@@ -86,9 +86,9 @@ def is_plainly(data: bytes, name: bytes, size: int) -> bool:
 
 
 def _number(field: bytes) -> int | None:
-    """Parse an octal or base-256 number; return None if it is neither, or negative."""
+    """Parse an octal or base-256 number; return None if it is neither, negative, or needs the first byte."""
     if field[0] & 0x80:
-        return None if field[0] & 0x40 else int.from_bytes((field[0] & 0x3F, *field[1:]), "big")
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
     digits = field.partition(b"\0")[0].strip(b" ")
     if digits.translate(None, b"01234567"):
         return None

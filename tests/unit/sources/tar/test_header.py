@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.tar.header import BLOCK, END, build_header, padded, parse_header, scan
+from dataload.sources.tar.header import BLOCK, END, build_header, is_tar, padded, parse_header, scan
 
 
 def members(data: bytes, **options):
@@ -62,6 +62,7 @@ def test_long_names_take_more_blocks(name, blocks):
     assert len(built) == blocks * BLOCK
     if blocks > 1:
         assert parse_header(built[:BLOCK], "x", 0).name == b"PaxHeaders/" + name[:80]
+        assert parse_header(built[-BLOCK:], "x", 0).name == name[:100]
     assert members(built + b"hello".ljust(BLOCK, b"\0") + END)[0] == [(name, blocks * BLOCK, 5)]
     info = tarfile.TarInfo.frombuf(built[-BLOCK:], "utf-8", "surrogateescape")
     assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)
@@ -69,11 +70,35 @@ def test_long_names_take_more_blocks(name, blocks):
 
 def test_sizes_beyond_eleven_octal_digits_stand_in_a_record():
     size = 8**11
+    assert len(build_header(b"big.bin", size - 1)) == BLOCK
     built = build_header(b"big.bin", size)
+    assert parse_header(built[-BLOCK:], "x", 0).size == 0
     with tarfile.open(fileobj=io.BytesIO(built + END)) as tar:
         assert tar.next().size == size
     found = next(scan(lambda offset, length: built[offset : offset + length], len(built) + size, "x"))
     assert found == (b"big.bin", len(built), size)
+
+
+@pytest.mark.parametrize("name", [b"\xff\x80\x7f.txt", b"plain.txt"])
+def test_sums_of_unsigned_and_of_signed_bytes(name):
+    """Some old programs have written the latter."""
+    block = header(name)
+    before, after = block[:148], block[156:]
+    bytes_summed = before + b" " * 8 + after
+    sums = {sum(bytes_summed), sum(byte - 256 if byte > 127 else byte for byte in bytes_summed)}
+    assert {total for total in range(8_000) if is_tar(before + b"%06o\0 " % total + after)} == sums
+    assert not is_tar(block[:-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "size"),
+    [
+        *((b"%011o\0" % 5, 5), (b"         17 ", 15), (b"17\0 garbage  ", 15), (bytes(12), 0)),
+        *((b"\x80" + (300).to_bytes(11, "big"), 300), (b"\x80" + bytes(3) + (1 << 62).to_bytes(8, "big"), 1 << 62)),
+    ],
+)
+def test_octal_and_binary_sizes(field, size):
+    assert parse_header(header(at_124=field), "x", 0).size == size
 
 
 def test_an_archive_without_an_end_may_have_been_cut_off():
@@ -131,7 +156,14 @@ NOT_PAX = (
         b"|"
     )
 )
-NOT_SIZES = b"\xff" * 12, b"00000000009\0", b"-0000000005\0", b"0x5\0".ljust(12, b"\0"), b"1_000".ljust(12, b"\0")
+NOT_SIZES = (
+    b"\xff" * 12,
+    b"\x81" + bytes(11),
+    b"00000000009\0",
+    b"-0000000005\0",
+    b"0x5\0".ljust(12, b"\0"),
+    b"1_000".ljust(12, b"\0"),
+)
 MAGIC = {"gzip": b"\x1f\x8b\x08", "bzip2": b"BZh9", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 DAMAGE = [
     (b"", "byte 0: the file is empty"),

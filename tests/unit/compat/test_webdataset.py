@@ -224,8 +224,9 @@ def test_a_loader_of_ours_gives_the_same_batches(paths):
     assert [sample["__key__"] for sample in odd.slice(2)] == keys[1:4:2], "a slice counts what is left"
     with data.map(lambda _: None).loader() as loader, pytest.raises(WorkerError, match="a stage has left out a sample"):
         list(loader)
-    with pytest.raises(ConfigError, match=r"<_unbatched .*> does not work on single samples"):
-        data.batched(2).unbatched().loader()
+    for inexact, stage in ((data.batched(2).unbatched(), "_unbatched"), (data.batched(2).shuffle(3), "_shuffle")):
+        with pytest.raises(ConfigError, match=rf"<{stage} .*> does not work on single samples"):
+            inexact.loader()
 
 
 def test_what_has_no_exact_position_says_so(paths, monkeypatch):

@@ -1,6 +1,7 @@
 """What the loader's arguments ask for: order, batches, ranks."""
 
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,6 +58,34 @@ def test_the_pool_holds_two_shards_and_never_few_records(shards, pool_size):
     assert shuffled(Remote(*shards), "shards", 0).pool_size == pool_size
 
 
+class Frames(Remote):
+    """Records of eight bytes that are decoded in groups."""
+
+    groups = (2, 2)
+
+
+def test_a_global_shuffle_of_groups_that_do_not_fit_into_memory_is_warned_of():
+    def warned(groups, shuffle="global", shards=None):
+        frames = Frames(*(shards or (sum(groups),)))
+        frames.groups = groups
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Loader(frames, batch_size=2, shuffle=shuffle).close()
+        return [str(each.message) for each in caught]
+
+    half = 1 << 26  # records, of which two halves fill a gigabyte
+    (message,) = warned((half, half + 1))
+    assert message.startswith("records are decoded in groups of 67,108,864, and a global shuffle decodes a whole group")
+    assert message.endswith("and mixes them in a pool of 65,520 records")
+    for groups, settings in [
+        ((half, half), {}),  # they fit
+        ((2 * half + 1,), {}),  # a group is a shard
+        ((half, half + 1), {"shuffle": "shards"}),
+        ((half, half + 1), {"shuffle": False}),
+    ]:
+        assert warned(groups, **settings) == []
+
+
 def test_long_shards_are_cut_so_that_one_large_file_is_shuffled_too():
     order = shuffled(Remote(100_000, 3), "shards", 0)
     assert order.parent.shard_lengths == (25_000, 25_000, 25_000, 25_000, 3)
@@ -79,7 +108,14 @@ def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "variables", [{"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}]
+    "variables",
+    [
+        {"RANK": "1"},
+        {"WORLD_SIZE": "0"},
+        {"WORLD_SIZE": "-2"},
+        *({"RANK": rank, "WORLD_SIZE": "4"} for rank in ("one", "4", "-1")),
+        {"RANK": "", "WORLD_SIZE": ""},
+    ],
 )
 def test_half_an_environment_is_refused(monkeypatch, variables):
     for name, value in variables.items():
@@ -153,6 +189,9 @@ def test_torch_says_the_rank_once_its_processes_know_each_other(monkeypatch):
 def test_a_task_of_slurm_outside_of_a_step_reads_all(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "4")  # in a batch script
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")  # without its size
+    assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
+    monkeypatch.setenv("WORLD_SIZE", "1")
     assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
 
 

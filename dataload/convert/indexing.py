@@ -293,7 +293,7 @@ class IndexLedger(Ledger):
         with DaemonThreads(MOST_THREADS) as pool:
             logs = [*pool.map(self._load, (self.path, *self._parts))]
         known = {key: facts for log in logs for key, facts in log.items()}
-        count = counts[0]
+        (count,) = counts
         missing = [f"{n}/{count}" for n in range(1, count + 1) if {*select_part(self._keys, n, count)} - known.keys()]
         if missing:
             message = f"parts {', '.join(missing[:_MOST_NAMED])}{and_more(len(missing), _MOST_NAMED)} have not finished"

@@ -120,8 +120,8 @@ class Filter:
         try:
             # A list of all records would take longer to make than most predicates take.
             if len(columns) == 1:
-                name = names[0]
-                verdicts = [ask({name: value}) for value in columns[0]]
+                (name,), (column,) = names, columns
+                verdicts = [ask({name: value}) for value in column]
             elif columns:
                 verdicts = [ask(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
             else:

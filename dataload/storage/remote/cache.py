@@ -278,9 +278,10 @@ class ShardCache:
         while (excess := self._used() + size - (limit := self.limit())) > 0:
             if not self._evict_one() and not give_up():
                 what = "the budget" if limit == self._budget else "the disk"
+                rule = "; without remote.budget, a twentieth of the disk stays free" if self._budget is None else ""
                 raise CacheFullError(
                     f"the cache {self._directory} has no room for {url}, which needs {size} bytes, {excess} more than "
-                    f"{what} leaves beside the shards that are being read",
+                    f"{what} leaves beside the shards that are being read{rule}",
                     path=url,
                 )
 

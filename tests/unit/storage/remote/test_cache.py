@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +147,15 @@ def test_a_disk_that_stays_full_or_fails(tmp_path):
     with pytest.raises(OSError, match="Input/output"):
         node.fetch("x", download=raising(OSError(errno.EIO, "Input/output error")))
     assert node.files == []
+
+
+def test_a_disk_with_little_room_left_says_what_it_spares(node, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10_000, free=520))
+    spares = (
+        "which needs 100 bytes, 80 more than the disk leaves .*; without remote.budget, a twentieth of the disk stays"
+    )
+    with pytest.raises(CacheFullError, match=spares):
+        node.fetch("a")
 
 
 def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):

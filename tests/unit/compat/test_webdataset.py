@@ -103,6 +103,16 @@ def test_torchs_own_arguments_and_collation(paths):
     assert type(next(iter(wds.WebLoader(data, 2, collate_fn=list)))) is list
 
 
+def test_a_loader_that_batches_by_itself_continues_after_a_batch(paths):
+    def loader():
+        return wds.WebLoader(wds.WebDataset(paths[:4], shardshuffle=4).decode().to_tuple("cls"), batch_size=3)
+
+    whole, first, again = loader(), loader(), loader()
+    head = numbers(itertools.islice(first, 2))
+    again.load_state_dict(first.state_dict())
+    assert head + numbers(again) == numbers(whole)
+
+
 def test_ranks_share_the_samples_and_a_state_fits_other_ranks(paths, monkeypatch):
     def on(rank, world_size):
         monkeypatch.setenv("RANK", str(rank))
@@ -142,6 +152,9 @@ def test_epochs_seeds_and_orders(paths):
     assert sorted(shuffled) == [(number,) for number in range(SAMPLES)] != list(shuffled)
     unshuffled = wds.WebDataset(paths[:1], shardshuffle=False).decode().compose(wds.detshuffle(0)).to_tuple("cls")
     assert list(unshuffled) == [(number,) for number in range(7)]
+    wds.WebDataset(paths[:1], shardshuffle=False).compose(
+        wds.detshuffle(1)
+    ).loader().close()  # a pool of one is an order
     data = wds.WebDataset(paths[:1], shardshuffle=False).decode().to_tuple("cls")
     one, other = iter(data), iter(data)  # at once
     assert [next(one), next(one), next(other), next(one)] == [(0,), (1,), (0,), (2,)]

@@ -26,6 +26,7 @@ from dataload.samplers import (
 )
 from dataload.sources import ConcatSource
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
+from dataload.types import FieldSpec
 
 
 class Remote(RangeSource):
@@ -62,6 +63,7 @@ class Frames(Remote):
     """Records of eight bytes that are decoded in groups."""
 
     groups = (2, 2)
+    fields = RangeSource(1).fields
 
 
 def test_a_global_shuffle_of_groups_that_do_not_fit_into_memory_is_warned_of():
@@ -84,6 +86,13 @@ def test_a_global_shuffle_of_groups_that_do_not_fit_into_memory_is_warned_of():
         ((half, half + 1), {"shuffle": False}),
     ]:
         assert warned(groups, **settings) == []
+
+
+@pytest.mark.parametrize(("fields", "pool_size"), [({}, 1024), ({"x": FieldSpec("uint8", (1 << 30,))}, 1)])
+def test_a_pool_of_records_that_are_decoded_in_groups_fits_into_memory(fields, pool_size):
+    frames = Frames(4)
+    frames.fields = fields
+    assert shuffled(frames, "shards", 0).pool_size == pool_size
 
 
 def test_long_shards_are_cut_so_that_one_large_file_is_shuffled_too():

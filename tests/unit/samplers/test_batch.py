@@ -255,4 +255,6 @@ def test_servings_are_the_rows_of_the_plans(name):
             assert servings_of(planner, index, epoch=epoch) == servings
             some = [serving for serving in servings if serving.step in (2, 3)]
             assert servings_of(planner, index, epoch=epoch, steps=range(2, 4)) == some
+            some = [serving for serving in servings if serving.step < 2]
+            assert servings_of(planner, index, epoch=epoch, steps=range(-3, 2)) == some
     assert servings_of(planner, 50, epoch=0) == []

@@ -464,8 +464,12 @@ def test_pinned_batches_keep_their_types(monkeypatch):
     from dataload.torch import dataloader
 
     pinned = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(dataloader, "pinned", lambda batch: pinned.append(batch) or batch)
+    for available, pins in ((True, False), (False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert len([*DataLoader(range(3), 3, pin_memory=pins), *DataLoader(np.arange(3), 3, pin_memory=pins)]) == 2
+    assert not pinned
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (batch,) = DataLoader(range(3), 3, pin_memory=True)
     (columns,) = DataLoader(np.arange(3), 3, pin_memory=True)
     assert [part.tolist() for part in pinned] == [[0, 1, 2], [0, 1, 2]]

@@ -165,6 +165,23 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next_one(count):
     resumed.close()
 
 
+class Uneven(data.IterableDataset):
+    """The first worker has less than the second one."""
+
+    def __iter__(self):
+        return iter(range(2 + 4 * data.get_worker_info().id))
+
+
+def test_a_worker_that_ends_is_not_a_step():
+    with DataLoader(Uneven(), batch_size=2, **workers(2)) as loader:
+        assert [(loader.step, batch.tolist()) for batch in loader] == [
+            (1, [0, 1]),
+            (2, [0, 1]),
+            (3, [2, 3]),
+            (4, [4, 5]),
+        ]
+
+
 def test_states_may_come_from_every_few_steps():
     taken, settings = 5, {"snapshot_every_n_steps": 3}
     expected = flat(make(WithIterator, 2, **settings))

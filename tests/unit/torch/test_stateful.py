@@ -165,7 +165,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next_one(count):
     resumed.close()
 
 
-class Uneven(data.IterableDataset):
+class Short(data.IterableDataset):
     """The first worker has less than the second one."""
 
     def __iter__(self):
@@ -173,7 +173,7 @@ class Uneven(data.IterableDataset):
 
 
 def test_a_worker_that_ends_is_not_a_step():
-    with DataLoader(Uneven(), batch_size=2, **workers(2)) as loader:
+    with DataLoader(Short(), batch_size=2, **workers(2)) as loader:
         assert [(loader.step, batch.tolist()) for batch in loader] == [
             (1, [0, 1]),
             (2, [0, 1]),

@@ -364,7 +364,17 @@ class _CsvFile(TableReader):
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
+            if each.type == "double" and each.name not in types and _are_large_integers(table.column(each.name)):
+                message = f"{self._path}: column {each.name!r} has integers beyond int64, which are rounded to floats"
+                warnings.warn(f"{message}: pass dtypes={{{each.name!r}: 'uint64'}}, or 'str'", stacklevel=2)
         check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
+
+
+def _are_large_integers(column: Any) -> bool:
+    """Return whether all numbers of a column of floats are integers, and some too large for int64."""
+    values = column.drop_null().to_numpy()
+    values = values[np.isfinite(values)]
+    return bool(np.abs(values).max(initial=0) >= 1 << 63 and (values == np.trunc(values)).all())
 
 
 def _type_of(name: str, dtype: str) -> Any:

@@ -31,6 +31,15 @@ def test_values_decide_the_types_unless_dtypes_do(tmp_path):
     assert CsvSource([path, path]).reads_in_order
 
 
+def test_integers_that_would_be_rounded_warn(tmp_path):
+    path = write(tmp_path / "a.csv", "id,x,y\n18446744073709551615,1e300,inf\n7,0.5,2\n")
+    rounded = r"a\.csv: column 'id' has integers beyond int64, .*: pass dtypes={'id': 'uint64'}, or 'str'"
+    with pytest.warns(UserWarning, match=rounded) as told:
+        assert dataload.open(path).fields["id"].dtype == "float64"
+    assert len(told) == 1
+    assert dataload.open(path, dtypes={"id": "uint64"})[0]["id"] == 2**64 - 1
+
+
 def test_a_table_whose_delimiter_was_not_given_warns(tmp_path):
     path = write(tmp_path / "a.csv", "n;t\n1;a\n2;b\n")
     with pytest.warns(UserWarning, match=r"a\.csv has one column, 'n;t': pass delimiter=';'"):

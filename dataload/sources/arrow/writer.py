@@ -16,6 +16,7 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
 _MOST_RECORDS = 1 << 16  # in a row group or batch
+_IMMUTABLE = {int, float, bool, str, bytes}
 
 
 class TableWriter(Writer):
@@ -66,7 +67,7 @@ class TableWriter(Writer):
             raise ConfigError(f"{message}: a table has columns of one type", key=name)
         if self._schema is not None:
             self._check_shapes(values)
-        # The caller may reuse its arrays.
+        # The caller may reuse its arrays and lists.
         self._records.append({name: v.copy() if isinstance(v, np.ndarray) else _plain(v) for name, v in values.items()})
         size = sum(_size(value) for value in values.values())
         self._bytes += size
@@ -175,18 +176,21 @@ def _kind(value: Any, name: str) -> str:
             message = f"field {name!r} is an array of {value.dtype}, which a table cannot store: convert it to numbers"
             raise ConfigError(message, key=name)
         return f"{value.dtype} of {value.ndim} axes"
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return "list"
-    return "bytes" if isinstance(value, (bytes, bytearray, memoryview)) else type(value).__name__
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "bytes"
+    return "list" if isinstance(value, Sequence) and not isinstance(value, str) else type(value).__name__
 
 
 def _plain(value: Any) -> Any:
-    """Return a value whose structs hold numbers and dates: pyarrow refuses arrays without axes, and days of numpy."""
+    """Return a copy whose structs hold numbers and dates: pyarrow refuses arrays without axes, and days of numpy."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, np.ndarray) and not value.ndim:
-        return value.item() if value.dtype == "datetime64[D]" else value[()]
-    return value
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return items.copy() if _IMMUTABLE.issuperset(map(type, items)) else [*map(_plain, items)]
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.ndim else value.item() if value.dtype == "datetime64[D]" else value[()]
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
 def _size(value: Any) -> int:

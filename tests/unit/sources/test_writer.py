@@ -256,3 +256,20 @@ def test_tensors_are_written_as_arrays(tmp_path, suffix, options, message):
         writer.write({"t": Tensor([1.5, 2.5])})
         writer.extend([{"t": Tensor([3.5, 4.5])}])
     assert [record["t"].tolist() for record in dataload.open(path)] == [[1.5, 2.5], [3.5, 4.5]]
+
+
+@pytest.mark.parametrize("suffix", [*STORING_FIELDS, "jsonl"])
+def test_values_may_be_reused_after_a_record_is_written(tmp_path, suffix):
+    values = {"array": np.zeros(2), "list": [0], "struct": {"n": 0, "more": [0]}, "bytes": bytearray(1)}
+    lacks = "bytes" if suffix == "jsonl" else None if suffix in ("tar", "parquet", "arrow") else "struct"
+    record = {name: value for name, value in values.items() if name != lacks}
+    with dataload.create(tmp_path / f"a.{suffix}") as writer:
+        for i in range(3):
+            values["array"][:] = values["list"][0] = values["bytes"][0] = i
+            values["struct"]["n"] = values["struct"]["more"][0] = i
+            writer.write(record)
+    for i, found in enumerate(dataload.open(tmp_path / f"a.{suffix}")):
+        assert [found["array"][0], found["list"][0]] == [i, i]
+        assert found.get("bytes", bytes([i])) == bytes([i])
+        struct = found.get("struct", {"n": i, "more": [i]})
+        assert (struct["n"], struct["more"][0]) == (i, i)

@@ -69,6 +69,7 @@ ALWAYS = ["tests/golden/test_states.py"]  # fingerprints, orders and states
 MOST_TESTS = 150  # of a mutant
 MOST_FILES = 24  # of a mutant
 SECONDS = 90  # of a mutant
+SERVERS = {"object_server", "azure_server", "server"}  # fixtures that take seconds to start: their tests come last
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,10 @@ class Planting:
         for item in session.items:
             by_file[item.nodeid.partition("::")[0]].append(item)
         chosen = [
-            [item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])]
+            sorted(
+                (item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])),
+                key=lambda item: not SERVERS.isdisjoint(item.fixturenames),
+            )
             for _, tests in self.planned
         ]
         for number, ((mutant, _), own) in enumerate(zip(self.planned, chosen, strict=True)):

@@ -9,7 +9,7 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
-from dataload.sources.discover import check_complete, find_destination, find_shards
+from dataload.sources.discover import check_complete, find_destination, find_shards, harmless_options
 from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, get_format
 from dataload.storage import Remote, storage_of
@@ -81,6 +81,11 @@ def test_what_is_refused(plugin, monkeypatch, tmp_path, call, error, message):
         call()
     if "syra'" in message:
         assert (caught.value.key, caught.value.value) == ("format", "syra")
+
+
+def test_options_that_do_not_affect_records():
+    found = harmless_options(get_format("csv"))
+    assert found == {"cached_bytes", "max_record_bytes", "remote", "storage_options", "verify"}
 
 
 def test_a_format_is_imported_only_when_it_is_loaded():

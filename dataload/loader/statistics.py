@@ -193,7 +193,7 @@ class Statistics:
     @property
     def _cpus(self) -> int:
         """Number of CPUs for workers; on a cluster, where it is unknown, a number that is never the limit."""
-        return self.cpus if self.executor != "ray" else _MOST_WAITING * max(1, self.workers_allowed)
+        return self.cpus if self.executor != "ray" else _MOST_WAITING * self.workers_allowed
 
     @property
     def _computes(self) -> bool:

@@ -11,8 +11,8 @@ from dataload.collate import Packing, default_collate
 from dataload.loader import failures as failures_module
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader, finish
-from dataload.loader.step import load_step
-from dataload.samplers import BatchPlan
+from dataload.loader.step import StepRange, StepWork, load_step
+from dataload.samplers import BatchPlan, BatchSampler, Sequential
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
 from dataload.transforms import compose
@@ -128,6 +128,14 @@ def test_steps_read_together_take_one_read_and_do_not_share_rows():
     assert source.seen == (3, 1, 1, 4)
     first["x"][:] = -1
     assert second["x"][:, 0, 0].tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 3), (14, 20), (16, 32), (17, 18), (30, 64)])
+def test_the_plans_of_a_task_may_span_blocks(start, stop):
+    """Sixteen steps are planned at once."""
+    work = StepWork(fetcher(), BatchSampler(sampler=Sequential(1 << 16), batch_size=1024), reseeds=False)
+    plans = work.plans_of(StepRange(0, 0, start, stop))
+    assert [(plan.step, plan.indices[0]) for plan in plans] == [(step, 1024 * step) for step in range(start, stop)]
 
 
 PACKED = plan_of(1, packing=Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))

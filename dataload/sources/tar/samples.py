@@ -296,7 +296,7 @@ def build_table(
     """Make a table in its smallest form; `counts` are components per sample, at least 1, and `codes` of components."""
     names = tuple(map(decode_name, extensions))
     numbers = np.array(codes, np.min_scalar_type(max(len(names) - 1, 0)))
-    ends, width = np.cumsum(np.array(counts, np.int64)), counts[0] if counts else 0
+    ends, width = np.cumsum(np.array(counts, np.int64)), counts[0] if counts else len(numbers)
     alike = not counts or (counts.count(width) == len(counts) and (numbers.reshape(-1, width) == numbers[:width]).all())
     return SampleTable(
         names,

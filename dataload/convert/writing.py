@@ -30,7 +30,7 @@ from dataload.storage import base_name
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
-_WRITTEN_AT_ONCE = 256  # records; a function may make many from one sample
+_WRITTEN_AT_ONCE = 256  # records
 _BYTES_FIELD = "data"
 _INTERRUPTED_SECONDS = 0.5  # to complete a shard
 _MOST_CLASS_CHARACTERS = 1 << 20  # captions, which are not classes, would fill the manifest
@@ -232,9 +232,10 @@ def _write_shard(
         local = None if remote is None else writing.describe(path, len(writer), ahead and ahead.finish())
 
     writer.before_publish = before_publish
+    at_once = 1 if writing.mapping else _WRITTEN_AT_ONCE  # a function may return the same array again and again
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
         records = writing.records(source, samples, first, skipped)
-        while block := [*islice(records, _WRITTEN_AT_ONCE)]:
+        while block := [*islice(records, at_once)]:
             _write_block(writer, block)
         advance(len(samples))
     left_out = len(skipped.records) - before

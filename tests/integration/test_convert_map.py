@@ -173,3 +173,16 @@ def cause(original):
             with pytest.raises(dataload.CorruptFileError) as caught:
                 source[index]
             yield f"    [{index}] {caught.value}"
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".parquet"])
+def test_a_function_may_return_the_same_array_again(tmp_path, suffix):
+    out = np.zeros(2)
+
+    def fill(sample):
+        out[:] = sample["index"]
+        return {"x": out}
+
+    convert(dataload.RangeSource(300), tmp_path / f"a{suffix}", map=fill)
+    with dataload.open(tmp_path / f"a{suffix}") as written:
+        assert [record["x"][0] for record in written] == [*range(300)]

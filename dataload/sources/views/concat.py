@@ -75,8 +75,9 @@ class ConcatSource(ViewSource[Any]):
     def _bounds(self) -> Int64Array:
         if self._ends is None:
             ends = np.cumsum([len(source) for source in self._parents], dtype=np.int64)
-            common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._parents)), "sources")
-            if self._with_source and any(_SOURCE in source.fields for source in self._parents):
+            fields = {f"source {n}": source.fields for n, source in enumerate(self._parents)}
+            common_classes(fields.items(), "sources")
+            if self._with_source and any(_SOURCE in each for each in fields.values()):
                 raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
             self._ends = ends
         return self._ends

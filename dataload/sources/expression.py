@@ -120,11 +120,13 @@ class Expression:
 
     def _to_arrow(self, pc: Any, column: Callable[[str], Any]) -> Any:
         if self.operation == "field":
-            return column(*self.operands)
+            (name,) = self.operands
+            return column(name)
         pa = load_arrow("a condition for Arrow")
         first, *others = (e._to_arrow(pc, column) if isinstance(e, Expression) else e for e in self.operands)
         if self.operation == "in":
-            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(*others)))
+            (values,) = others
+            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(values)))
         if self.operation in ("~", "is_null"):
             return pc.invert(first) if self.operation == "~" else pc.is_null(first)
         # pyarrow takes integers for int64
@@ -235,7 +237,8 @@ def _values(column: Any, name: str) -> Array:
 
 def _bounded(leaf: Expression, bounds: Callable[[str], tuple[Any, Any] | None]) -> Verdict:
     """Return a verdict on whether some value within bounds fulfils a condition, and whether some does not."""
-    known = bounds(*leaf.fields)
+    (name,) = leaf.fields
+    known = bounds(name)
     if leaf.operation in ("field", "is_null") or known is None:
         return True, True
     (least, most), other = known, leaf.operands[1]

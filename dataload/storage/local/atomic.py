@@ -222,9 +222,9 @@ def _replace(temporary: str, destination: str) -> None:
         os.replace(temporary, destination)
     elif not _rename_with(_EXCHANGE, temporary, destination):
         names = os.listdir(temporary)
-        if len(names) == 1 and os.path.isfile(inner := os.path.join(temporary, *names)):
+        if len(names) == 1 and os.path.isfile(inner := os.path.join(temporary, names[0])):
             # Without an exchange of directories, replace the only file inside the old one.
-            os.replace(inner, os.path.join(destination, *names))
+            os.replace(inner, os.path.join(destination, names[0]))
             for other in set(os.listdir(destination)) - set(names):
                 remove(os.path.join(destination, other))
             return

@@ -80,10 +80,15 @@ def fill_of(pad_value: PadValue | None, name: str, dtype: np.dtype[Any]) -> floa
     value = pad_value.get(name, 0) if isinstance(pad_value, Mapping) else pad_value or 0
     if dtype.kind in "UST":
         raise ConfigError(f"field {name!r} holds text, which is not padded: set its policy to list", key=name)
-    least, most = 0, 1  # of bool
-    if dtype.kind in "iu":
+    if dtype.kind == "b":
+        least, most = 0, 1
+    elif dtype.kind in "iu":
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-    if dtype.kind in "iub" and not (least <= value <= most and value == int(value)):
+    elif dtype.kind == "f" and np.isfinite(value):
+        least, most = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    else:
+        return value
+    if not least <= value <= most or (dtype.kind != "f" and value != int(value)):
         message = f"pad_value of field {name!r} is {value!r}, but its dtype {dtype} holds {least} to {most}"
         raise ConfigError(f"{message}: choose a number that fits, or convert the field in a transform", key="pad_value")
     return value

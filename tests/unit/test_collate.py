@@ -229,7 +229,10 @@ def test_wrong_pad_values(value, key, message):
 
 @pytest.mark.parametrize(
     ("dtype", "value", "least", "most"),
-    [("uint8", -100, 0, 255), ("int8", 200, -128, 127), ("int64", 0.5, -(2**63), 2**63 - 1), ("bool", -1, 0, 1)],
+    [
+        *(("uint8", -100, 0, 255), ("int8", 200, -128, 127), ("int64", 0.5, -(2**63), 2**63 - 1), ("bool", -1, 0, 1)),
+        ("float16", -1e5, -65504.0, 65504.0),
+    ],
 )
 def test_a_pad_value_must_fit_the_dtype(dtype, value, least, most):
     limits = f"{least} to {most}"
@@ -241,7 +244,9 @@ def test_a_pad_value_must_fit_the_dtype(dtype, value, least, most):
         equal(padded, np.array([[1, fits], [1, 1]], dtype))
     with pytest.raises(ConfigError, match="field 't' holds text, which is not padded: set its policy to list"):
         Collate({"t": "pad"})([{"t": ["a"]}, {"t": ["b", "c"]}])
-    assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
+    for value in (np.nan, -np.inf):
+        padded = Collate({"t": "pad"}, pad_value=value)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"]
+        assert str(padded[0, 1]) == str(value)
 
 
 CHAT = [{"ids": np.arange(1, 4), "labels": np.arange(1, 4), "x": 1}, {"ids": np.array([9]), "labels": [7], "x": 2}]

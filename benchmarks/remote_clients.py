@@ -98,7 +98,8 @@ def loader(task):
     """`dataload.Loader`. With ``"only": "download"``, one batch is read, and the shards are downloaded."""
     import obstore.store  # noqa: F401 - which the first open would import
 
-    import dataload
+    import dataload.api
+    import dataload.loader.loader
     import dataload.sources.syrah.reader
     import dataload.storage.remote.backend
 

@@ -156,7 +156,7 @@ def size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
         except (ImportError, ValueError):
             return None
         return None if colorspace in _FOR_PILLOW else (height, width)
-    if bytes(data[:16]) == _PNG:
+    if bytes(data[:16]) == _PNG and len(data) >= 24:
         return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
     return None
 

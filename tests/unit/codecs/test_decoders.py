@@ -14,7 +14,14 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.codecs.decoders import DECODERS, decode_image, decode_images, find_decoder, known_extension
+from dataload.codecs.decoders import (
+    DECODERS,
+    decode_image,
+    decode_images,
+    find_decoder,
+    known_extension,
+    size_in_header,
+)
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
 
 RNG = np.random.default_rng(0)
@@ -103,6 +110,12 @@ def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
     images = decode_images(contents)
     assert (images.dtype, images.flags.writeable) == (np.uint8, True)
     np.testing.assert_array_equal(images, np.stack([decode_image(content) for content in contents]))
+
+
+def test_the_size_of_a_png_needs_its_whole_header():
+    assert size_in_header(IMAGES["png"][:24]) == PIXELS.shape[:2]
+    assert size_in_header(IMAGES["png"][:23]) is None
+    assert decode_images([memoryview(ODD["head"])] * 2) is None
 
 
 @pytest.mark.parametrize("orientation", range(10))

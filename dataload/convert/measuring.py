@@ -337,7 +337,7 @@ def measure_mapped(
         for (start, stop), (part, _) in zip(even_split(total, count), parts, strict=True):
             found.add(np.arange(start, stop), part.lengths, part.samples())
     if (key := key_of(source, transform)) is not None:
-        time.sleep(seconds_until_settled(key))  # before that, nothing is kept, and this call was made to keep it
+        time.sleep(seconds_until_settled(key))  # lengths of files that have just changed would not be kept
         found.keep(key)
     return MappedLengths(found.lengths, bad, kept=recall_mapped(source, transform) is not None)
 

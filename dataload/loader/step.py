@@ -74,7 +74,7 @@ class BlockedPlans:
         self._lock = threading.Lock()
 
     def block_of(self, epoch: int, origin: int, step: int) -> Sequence[BatchPlan]:
-        """Return the plans of steps around `step`, of an epoch whose step 0 begins at item `origin`."""
+        """Return the plans of the block that holds `step`; step 0 of its epoch begins at item `origin`."""
         size = self._block_steps
         block = step // size
         with self._lock:

@@ -39,7 +39,7 @@ from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
 from dataload.storage.paths import as_path, literal_pattern
 
-_SHOWN_PATTERNS = 10
+_SHOWN_PATTERNS, _SHOWN_NAMES = 10, 4
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
 _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 _PATTERN = re.compile(r"[*?[{]")
@@ -336,9 +336,6 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
     """Return whether one of the formats finds an existing file and a selection of its records in `path`."""
     return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
-
-
-_SHOWN_NAMES = 4
 
 
 def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty, split_records
+from dataload._util.arrays import IMMUTABLE, pooled_empty, split_records
 from dataload._util.fingerprint import digest, shows_address
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known, select_fields, spec_of
@@ -22,7 +22,6 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
 _MOST_JOINED = 1 << 30  # bytes, which are copied once
 _LARGE = 2048  # bytes of a row, which the core copies faster than numpy
-_PLAIN = {int, float, bool, str, bytes}
 _INDEX = ("index",)  # the fields of a range
 
 
@@ -215,7 +214,7 @@ def _own(value: Any) -> Any:
         return value.copy()
     if type(value) is list:
         items: list[Any] = value
-        return items.copy() if _PLAIN.issuperset(map(type, items)) else [*map(_own, items)]
+        return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(_own, items)]
     return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from dataload._util.arrays import IMMUTABLE
 from dataload.collate import default_collate
 from dataload.collate.columns import like, map_columns
 from dataload.errors import WorkerError
@@ -21,7 +22,6 @@ from dataload.types import Int64Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 _NUMBERS = (bool, int, float)
-_PLAIN = frozenset((*_NUMBERS, str, bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _form(sample: Any) -> Any:
     """Return the types, dtypes and shapes that decide how a sample is stacked."""
     if type(sample) is int and not -(1 << 63) <= sample < 1 << 63:
         return object()  # equals nothing: a column of Python ints has another dtype if one of them is this large
-    if type(sample) in _PLAIN:
+    if type(sample) in IMMUTABLE:
         return type(sample)
     if isinstance(sample, np.ndarray):
         return sample.dtype, sample.shape

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from dataload._util.arrays import IMMUTABLE
 from dataload.codecs.arrow import load_arrow
 from dataload.errors import ConfigError, closest
 from dataload.sources.arrow import ParquetWriterOptions, TableWriterOptions
@@ -16,7 +17,6 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
 _MOST_RECORDS = 1 << 16  # in a row group or batch
-_IMMUTABLE = {int, float, bool, str, bytes}
 
 
 class TableWriter(Writer):
@@ -187,7 +187,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        return items.copy() if _IMMUTABLE.issuperset(map(type, items)) else [*map(_plain, items)]
+        return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(_plain, items)]
     if isinstance(value, np.ndarray):
         return value.copy() if value.ndim else value.item() if value.dtype == "datetime64[D]" else value[()]
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value

@@ -162,7 +162,7 @@ def open_table(
         return (build(file, info, trees), key) if table is None else (table, None)
 
     snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
-    if key is not None:  # `open_snapshot` has seen that nobody wrote to the file meanwhile
+    if key is not None:  # `open_snapshot` starts again if the file was written to while the table was built
         store_cached(key, pack(table))
     return snapshot, table
 

@@ -86,7 +86,7 @@ def is_plainly(data: bytes, name: bytes, size: int) -> bool:
 
 
 def _number(field: bytes) -> int | None:
-    """Parse an octal or base-256 number; return None if it is neither, negative, or needs the first byte."""
+    """Parse an octal or base-256 number; return None if it is neither, negative, or at least 2^88."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
     digits = field.partition(b"\0")[0].strip(b" ")

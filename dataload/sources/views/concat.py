@@ -18,14 +18,14 @@ from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.samplers.mixture import Stop
 from dataload.samplers.weighted import check_weights
-from dataload.sources.base import Source, Span, SubsetSource, ViewSource
+from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps, steps_within
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
-from dataload.sources.views.joint import JointShards, join
+from dataload.sources.views.joint import JointShards, join, whole_of
 from dataload.storage import is_url
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, StepsAhead
 
@@ -324,9 +324,7 @@ class MixedSource(ConcatSource):
 
 def _may_read_ahead(source: Source[Any]) -> bool:
     """Return whether a source has something to fetch before it is read: not if its files are here."""
-    part: Any = source
-    while isinstance(part, SubsetSource):
-        part = part.parent
+    part = whole_of(source)
     if isinstance(part, FileSource) and type(part).read_ahead is FileSource.read_ahead:
         return any(map(is_url, part.paths))
     return hasattr(type(part), "read_ahead")  # an instance is slow to ask, and so is a protocol

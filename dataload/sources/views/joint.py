@@ -96,9 +96,7 @@ def join(sources: Sequence[Source[Any]], bounds: Int64Array) -> JointShards | Me
         return columns
     files: list[FileSource[Any]] = []
     for source in sources:
-        part = source
-        while isinstance(part, SubsetSource):
-            part = part.parent
+        part = whole_of(source)
         if not isinstance(part, FileSource) or type(part)._read is not FileSource._read:  # as videos read themselves
             return None
         if not _are_alike(part, files[0] if files else part):
@@ -106,6 +104,13 @@ def join(sources: Sequence[Source[Any]], bounds: Int64Array) -> JointShards | Me
         files.append(part)
     shards = sum(len(source.paths) for source in files)
     return JointShards(sources, bounds, files) if max(len(sources), shards) <= MOST_SHARDS else None
+
+
+def whole_of(source: Source[Any]) -> Source[Any]:
+    """Return the source that a subset, or a subset of one, was taken from; any other source itself."""
+    while isinstance(source, SubsetSource):
+        source = source.parent
+    return source
 
 
 def _are_alike(one: FileSource[Any], other: FileSource[Any]) -> bool:

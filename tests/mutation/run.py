@@ -404,14 +404,15 @@ def _coverage() -> tuple[dict[str, dict[int, set[str]]], Counter[str]]:
     found: dict[str, dict[int, set[str]]] = {}
     for path in data.measured_files():
         lines = data.contexts_by_lineno(path)
-        found[path] = {line: {test.partition("|")[0] for test in tests if test} for line, tests in lines.items()}
+        below = path.rpartition("/dataload/")[2]  # whichever checkout was measured
+        found[below] = {line: {test.partition("|")[0] for test in tests if test} for line, tests in lines.items()}
     return found, Counter(test for by_line in found.values() for tests in by_line.values() for test in tests)
 
 
 def tests_of(path: str, line: int) -> list[str]:
     """Return the tests of a line: those of its folder first, and those that run little else before others."""
     found, totals = _coverage()
-    by_line = found.get(str(ROOT / path), {})
+    by_line = found.get(path.removeprefix("dataload/"), {})
     here = Counter(test for tests in by_line.values() for test in tests)
     words = {Path(path).stem.strip("_"), *Path(path).parts[2:-1]}
 

@@ -163,7 +163,10 @@ def _read(made, task):
 
 
 def _wait_for(directory, task):
-    while len([name for name in os.listdir(directory) if not name.startswith(".")]) < len(task["keys"]):
+    end = time.monotonic() + 120
+    while (found := len([name for name in os.listdir(directory) if not name.startswith(".")])) < len(task["keys"]):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{found} of {len(task['keys'])} shards are in {directory}: is the disk nearly full?")
         time.sleep(0.02)
     return len(task["keys"]) * task["nbytes"]
 

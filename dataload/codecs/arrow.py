@@ -25,7 +25,7 @@ import numpy as np
 from dataload._util.arrays import fits, pooled_empty, split_records
 from dataload._util.lazy import load_optional
 from dataload.collate import default_collate
-from dataload.errors import CorruptFileError
+from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.types import Array, BytesColumn, FieldSpec, Int64Array, TextColumn
 
 REMEDIES = (
@@ -110,11 +110,15 @@ def is_text(kind: Any) -> bool:
 
 
 def check_field(field: Any) -> None:
-    """Raise a ValueError if a name in the field or its type is not UTF-8, or a tensor's shape is impossible."""
-    _, kind = field.name, field.type  # pyarrow decodes names lazily
+    """Raise a ValueError if a name in the field or its type is not UTF-8, or a type cannot be read."""
+    name, kind = field.name, field.type  # pyarrow decodes names lazily
     numbers_of(kind)
     kind = getattr(kind, "storage_type", kind)
-    kind = kind.value_type if pa_module().types.is_dictionary(kind) else kind
+    types = pa_module().types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_run_end_encoded(kind):
+        message = f"field {name!r} is run-end encoded, which pyarrow cannot take from: decode it by `run_end_decode`"
+        raise UnsupportedFormatError(message)
     for number in range(kind.num_fields):
         check_field(kind.field(number))
 

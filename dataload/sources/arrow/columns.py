@@ -109,6 +109,8 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
         except UnicodeDecodeError as error:
             message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
             raise CorruptFileError(message, path=path) from error
+        except UnsupportedFormatError as error:
+            raise UnsupportedFormatError(f"{path}: {error}") from error
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"

@@ -50,7 +50,7 @@ class TokenWriter(IndexedWriter):
         if tokens.dtype.hasobject or tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             what = f"the fields {', '.join(map(str, value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
             message = f"record {len(self)} has no tokens: expected integers in one dimension in {self._field!r}, "
-            raise ConfigError(f"{message}got {what}", key=self._field)
+            raise ConfigError(f"{message}got {what}; a tokenizer makes tokens of texts", key=self._field)
         limits = np.iinfo(self._dtype)
         if tokens.size and not (limits.min <= int(tokens.min()) and int(tokens.max()) <= limits.max):
             wrong = int(tokens.max()) if int(tokens.max()) > limits.max else int(tokens.min())

@@ -358,6 +358,9 @@ def test_what_pyarrow_cannot_give(tmp_path):
             writer.write(batch)
     with pytest.raises(UnsupportedFormatError, match="replaces its dictionaries between batches: write it as an Arrow"):
         ArrowSource(tmp_path / "a.arrow")[0]
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], [1, 2])
+    with pytest.raises(UnsupportedFormatError, match=r"a\.arrow: field 'x' is run-end encoded, .* `run_end_decode`"):
+        len(ArrowSource(write_arrow(tmp_path / "a.arrow", pa.table({"x": runs}))))
     # A struct of a union: pyarrow ends the process if it flattens one.
     union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array(["a", "b"])])
     table = pa.table({"x": pa.StructArray.from_arrays([union], ["u"])})

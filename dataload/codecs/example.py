@@ -161,7 +161,9 @@ def _parser(kind: str) -> tuple[Callable[[bytes], Any], type[Exception]]:
         name = f"google.protobuf.{module}"
         return load_optional(name, needed_by=f"codec {_CODECS[kind]!r}", extra="codecs", package="protobuf")
 
-    file = load("descriptor_pb2").FileDescriptorProto(**_SCHEMA)
+    file = load("descriptor_pb2").FileDescriptorProto(
+        name="dataload_example.proto", package="dataload", syntax="proto3", message_type=_messages()
+    )
     pool = load("descriptor_pool").DescriptorPool()
     pool.Add(file)
     example = load("message_factory").GetMessageClass(pool.FindMessageTypeByName(f"dataload.{kind}"))
@@ -187,19 +189,17 @@ def _map(name: str, value: str) -> dict[str, Any]:
     return _message(name, *entry, options={"map_entry": True})
 
 
-_LISTS: Final = [
-    _field(f"{name}_list", kind, f"{name.capitalize()}List", oneof_index=0)
-    for kind, name in ((_BYTES, "bytes"), (_FLOAT, "float"), (_INT64, "int64"))
-]
-_SCHEMA: Final = {
-    "name": "dataload_example.proto",
-    "package": "dataload",
-    "syntax": "proto3",
-    "message_type": [
+def _messages() -> list[dict[str, Any]]:
+    """Return the messages of tensorflow/core/example."""
+    lists = [
+        _field(f"{name}_list", kind, f"{name.capitalize()}List", oneof_index=0)
+        for kind, name in ((_BYTES, "bytes"), (_FLOAT, "float"), (_INT64, "int64"))
+    ]
+    return [
         _message("BytesList", _field("value", 1, _BYTES_TYPE, many=True)),
         _message("FloatList", _field("value", 1, _FLOAT_TYPE, many=True)),
         _message("Int64List", _field("value", 1, _INT64_TYPE, many=True)),
-        _message("Feature", *_LISTS, oneof_decl=[{"name": "kind"}]),
+        _message("Feature", *lists, oneof_decl=[{"name": "kind"}]),
         _message(
             "Features",
             _field("feature", 1, "Features.FeatureEntry", many=True),
@@ -213,8 +213,7 @@ _SCHEMA: Final = {
             nested_type=[_map("FeatureListEntry", "FeatureList")],
         ),
         _message("SequenceExample", _field("context", 1, "Features"), _field("feature_lists", 2, "FeatureLists")),
-    ],
-}
+    ]
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -255,7 +254,7 @@ def _feature(value: Any) -> bytes:
 
 def _as_float32(array: Array) -> Array:
     if array.dtype.itemsize <= 4:
-        return array.astype("<f4", copy=False)
+        return np.asarray(array, "<f4")
     try:
         with np.errstate(over="raise"):
             return array.astype("<f4")

@@ -120,7 +120,7 @@ def values_of(span: Span, stored: Array) -> Any:
     if span.dtype is None:
         return [span.item(row.data) for row in stored]
     values = stored if span.convert is None else span.convert(stored).reshape(len(stored), *span.shape)
-    return values.astype(span.dtype.newbyteorder("="), copy=False)
+    return np.asarray(values, span.dtype.newbyteorder("="))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +238,12 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
     if first.is_long:
         if isinstance(buffers, RecordTable) and groups[0].rows is None:
             values = buffers.cut(first.start, first.stop)
-            return values.view(first.dtype).reshape(shape).astype(dtype, copy=False)
+            return np.asarray(values.view(first.dtype).reshape(shape), dtype)
         # a bytearray, so that the array is writable
         joined = bytearray().join(_pieces(name, buffers, groups))
-        return np.frombuffer(joined, first.dtype).reshape(shape).astype(dtype, copy=False)
+        return np.asarray(np.frombuffer(joined, first.dtype).reshape(shape), dtype)
     if groups[0].rows is None:
-        return _values(name, first.dtype, groups[0]).reshape(shape).astype(dtype, copy=False)
+        return np.asarray(_values(name, first.dtype, groups[0]).reshape(shape), dtype)
     column = np.empty(shape, dtype)
     for group in groups:
         column[group.rows] = _values(name, first.dtype, group).reshape(len(group.table), *first.shape)

@@ -159,4 +159,4 @@ def _values(array: Array, kind: DataType) -> bytes:
     if kind.is_varint:
         bits = flat.view(np.uint16) if kind.name == "FLOAT16" else flat
         return build_field(kind.field, encode_varints(bits.astype(np.int64)))
-    return build_field(kind.field, flat.astype(kind.dtype, copy=False).tobytes())
+    return build_field(kind.field, np.asarray(flat, kind.dtype).tobytes())

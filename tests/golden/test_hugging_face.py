@@ -26,6 +26,8 @@ def test_records_are_those_of_the_library():
         for name, dtype in {"label": np.int64, "matrix": np.float32, "tokens": np.int64, "vector": np.float32}.items():
             assert record[name].dtype == dtype
             assert record[name].tolist() == want[name]
+    specs = {name: str(spec) for name, spec in source.fields.items()}
+    assert (specs["matrix"], specs["tokens"], specs["vector"]) == ("float32 (2, 3)", "int64 (?)", "float32 (4)")
     batch = source.read_batch([5, 0], ["matrix", "text"])
     assert batch["matrix"].shape == (2, 2, 3)
     assert batch["text"] == ["text 5 é", "text 0 é"]

@@ -57,8 +57,7 @@ def find_lines(blocks: Iterable[bytes | memoryview], size: int) -> Array:
 def unpack(found: CachedTable, size: int) -> Array:
     """Return the lines from the cache, which must fill a text of `size` bytes."""
     edges = found.arrays["edges"]
-    require(str(edges.dtype) in ("uint32", "int64"), len(edges) > 0)
-    require(edges[0] >= 0, edges[-1] == size, edges[1:] > edges[:-1])
+    require(str(edges.dtype) in ("uint32", "int64"), edges[0] >= 0, edges[-1] == size, edges[1:] > edges[:-1])
     return edges
 
 

@@ -205,7 +205,7 @@ def _parse_table(data: Any, what: str) -> Int64Array:
     if not isinstance(data, bytes) or len(data) % 8:
         found = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise _InvalidMetadata(f"{what} is not a table of int64: {found}")
-    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+    return np.asarray(np.frombuffer(data, "<i8"), np.int64)
 
 
 def _are_plainly_inside(column: Column, metadata: int) -> bool:
@@ -274,7 +274,7 @@ def build_metadata(columns: list[Column]) -> bytes:
 
 
 def _table(numbers: Int64Array) -> bytes:
-    return numbers.astype("<i8", copy=False).tobytes()
+    return np.asarray(numbers, "<i8").tobytes()
 
 
 T = TypeVar("T")

@@ -147,8 +147,7 @@ class _Reader:
         self._size = _constant(column.sizes)
         self._sizes = column.sizes if self._size is None else None
         self._limit = limit
-        largest = self._size if self._size is not None else int(column.sizes.max(initial=0))
-        self._has_large = largest > limit
+        self._has_large = bool((column.sizes > limit).any())
         self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, path)
         self._shapes = column.shapes if self._shape is None else None
         self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)

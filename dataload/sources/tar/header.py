@@ -203,7 +203,10 @@ def scan(read: Callable[[int, int], bytes], size: int, path: str, *, on_damage: 
 
 
 class _Window:
-    """A read buffer: finds the next headers in one read if members are small, and skips the data of large ones."""
+    """A read buffer: finds the next headers in one read if members are small, and skips the data of large ones.
+
+    Positions never fall.
+    """
 
     _SMALL = 1 << 12
     _LARGE = 1 << 18
@@ -218,7 +221,7 @@ class _Window:
         """Return the bytes in [position, position + length), fewer at the end of the file."""
         near, self._last = position - self._last < self._LARGE // 2, position
         skipped = position - self._start
-        found = self._data[skipped : skipped + length] if skipped >= 0 else b""
+        found = self._data[skipped : skipped + length]
         if len(found) == length:
             return found
         ahead = self._LARGE if near else self._SMALL

@@ -311,7 +311,7 @@ def build_table(
 def narrow(numbers: Array) -> Array:
     """Return non-negative numbers as uint32 if they fit, else as int64."""
     fits = not len(numbers) or int(numbers.max()) < 2**32
-    return numbers.astype(np.uint32 if fits else np.int64, copy=False)
+    return np.asarray(numbers, np.uint32 if fits else np.int64)
 
 
 def group_members(members: Iterable[Member]) -> SampleTable:

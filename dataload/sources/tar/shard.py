@@ -55,7 +55,7 @@ class TarReader(ShardReader[Record]):
         self._specs: dict[str, FieldSpec] | None = None
         self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
         self._limit = settings.options.max_record_bytes
-        self._has_large = int(self._table.sizes.max(initial=0)) > self._limit
+        self._has_large = bool((self._table.sizes > self._limit).any())
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
 
@@ -139,7 +139,7 @@ class TarReader(ShardReader[Record]):
                 continue
             other, (identity, table) = copy.copy(self), found
             other._file, other._table = cast("Any", self._file).moved(path, identity), table
-            other._has_large = int(table.sizes.max()) > self._limit
+            other._has_large = bool((table.sizes > self._limit).any())
             yield other
 
     def joined(self, directory: ShardDirectory) -> Self:
@@ -172,7 +172,7 @@ class TarReader(ShardReader[Record]):
         return found.hexdigest()
 
     def key(self, index: int) -> str:
-        return self._key(int(self._samples(np.array([index]))[0]))
+        return self._key(self._samples(np.array([index])).item())
 
     def _samples(self, indices: Int64Array) -> Int64Array:
         return indices if self._kept is None else self._kept[indices]
@@ -245,7 +245,8 @@ class TarReader(ShardReader[Record]):
         raise ConfigError(message, key="missing", value=missing)
 
     def _key(self, sample: int) -> str:
-        return self._keys(np.array([sample]))[0]
+        [key] = self._keys(np.array([sample]))
+        return key
 
     def _keys(self, samples: Int64Array) -> list[str]:
         if self._table.keys is not None:
@@ -290,7 +291,7 @@ class TarReader(ShardReader[Record]):
         rows = self._rows(field, components, contents)
         if rows is not None:
             # like np.stack, which default_collate calls
-            return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+            return np.asarray(rows, rows.dtype.newbyteorder("="))
         values = self._each(field, samples, components, contents)
         if field.only("bytes"):
             return values
@@ -323,8 +324,8 @@ class TarReader(ShardReader[Record]):
     def _arrays(self, components: Int64Array) -> Array | None:
         """Return the arrays of .npy components, (rows, *shape), if all have the same header; otherwise None."""
         offsets, sizes = self._spans(components)
-        size = int(sizes[0])
-        if not size or bool((sizes != size).any()):
+        size = int(sizes.max())
+        if not size or int(sizes.min()) != size:
             return None
         try:
             layout = npy_layout(self._file.read(int(offsets[0]), min(size, _HEADER_BYTES)))

@@ -153,7 +153,7 @@ def _unpack_keys(data: Array, ends: Array, samples: int) -> Keys:
 def _rise(ends: Array, last: int, least: int = 1) -> bool:
     """Return whether each end is at least `least` more than the one before, and the last one is `last`."""
     steps = np.diff(ends.astype(np.int64), prepend=0)
-    return len(ends) > 0 and int(steps.min()) >= least and int(ends[-1]) == last
+    return int(steps.min()) >= least and int(ends[-1]) == last
 
 
 def _make(file: RecordFile, index: str | Literal[False], on_damage: OnDamage, remote: Remote | None) -> SampleTable:

@@ -87,7 +87,7 @@ def is_tfrecord(head: bytes) -> bool:
 
 def _wrong(heads: BytesArray) -> Any:
     """Return which of the (rows, 12) heads have a length that its checksum contradicts."""
-    return mask(crc_of_rows(heads[:, : _LENGTH.size])) != heads[:, _LENGTH.size :].copy().view("<u4")[:, 0]
+    return mask(crc_of_rows(heads[:, : _LENGTH.size])) != heads[:, _LENGTH.size :].copy().view("<u4").ravel()
 
 
 def find_records(read: Callable[[int, int], bytes], size: int, path: str) -> Int64Array:
@@ -179,8 +179,7 @@ class _TFRecordFile(EncodedShard):
             find,
             lambda edges: CachedTable({"edges": edges}, {}) if len(edges) > _LEAST_CACHED else None,
         )
-        longest = int(np.diff(self._edges).max(initial=0)) - FRAME_BYTES
-        self._has_large = longest > self._limit
+        self._has_large = bool((np.diff(self._edges) > self._limit).any())  # perhaps: with their frames
         self._fields = {} if self._codec is None else self.first_fields()
 
     def __len__(self) -> int:
@@ -213,7 +212,7 @@ class _TFRecordFile(EncodedShard):
             return super()._stored(indices, gather)
         offsets, lengths = self._locations(indices)
         data = gather(self._file, offsets, lengths)
-        crcs = self._file.gather(offsets + lengths, CRC_BYTES).view("<u4")[:, 0]
+        crcs = self._file.gather(offsets + lengths, CRC_BYTES).view("<u4").ravel()
         if (row := check_data(data, crcs, self._crc32c)) is not None:
             message = f"the masked CRC-32C of the record differs from the one in the file, {int(crcs[row]):#x}"
             raise CorruptFileError(message, path=self._path, offset=int(offsets[row]), index=int(indices[row]))
@@ -223,8 +222,7 @@ class _TFRecordFile(EncodedShard):
 def _unpack(found: CachedTable, size: int) -> Int64Array:
     """Return the edges from the cache, whose records must fill the file."""
     edges = found.arrays["edges"]
-    require(edges.dtype == np.int64, len(edges) > 0)
-    require(edges[0] == 0, edges[-1] == size, edges[1:] >= edges[:-1] + FRAME_BYTES)
+    require(edges.dtype == np.int64, edges[0] == 0, edges[-1] == size, edges[1:] >= edges[:-1] + FRAME_BYTES)
     return edges
 
 

@@ -297,6 +297,7 @@ TAR_LIES = {
     "longer than the archive": {**GOOD, "sizes": numbers(5, 10**6)},
     "before the archive": {**GOOD, "blocks": numbers(-1, 3, dtype="i8")},
     "beyond int64": {**GOOD, "blocks": numbers(2**62, 3, dtype="i8")},
+    "ends beyond int64": {**GOOD, "sizes": numbers(5, 2**63 - 512, dtype="i8")},
     "sizes missing": {**GOOD, "sizes": numbers(5)},
     "unknown extension": {**GOOD, "codes": numbers(1, dtype="u1")},
     "signed codes": {**GOOD, "codes": numbers(0, dtype="i1")},

@@ -49,6 +49,9 @@ def test_the_pixels(side, is_scaled):
     found = whole(size=size)({"jpg": data, "cls": 7}, context())
     assert found["cls"] == 7
     assert found["jpg"].shape == (*size, 3)
+    np.testing.assert_array_equal(
+        whole(size=size, mirrored=1.0)({"jpg": data}, context())["jpg"], found["jpg"][:, ::-1]
+    )
     assert bool((found["jpg"] != exact).any()) is is_scaled
     pillow = np.asarray(Image.open(io.BytesIO(data)).resize(size[::-1], Image.Resampling.BILINEAR)).astype(int)
     far, near = (np.abs(each.astype(int) - pillow).mean() for each in (exact, found["jpg"]))
@@ -79,8 +82,10 @@ def test_the_centre():
     assert abs(image[-1, :, 0].mean() - 0.75) < 0.02
     assert abs(image[:, 0, 1].mean() - 0.375) < 0.02
     assert abs(image[:, -1, 1].mean() - 0.625) < 0.02
-    for shape in ((1, 9), (9, 1)):
-        assert dataload.CenterCrop(size=4, share=0.3)({"jpg": pattern(*shape)})["jpg"].shape == (4, 4, 3)
+    for height, width in ((1, 9), (9, 1), (5, 5)):  # at least a pixel
+        pixels = pattern(height, width)
+        image = dataload.CenterCrop(size=4, share=0.1)({"jpg": pixels})["jpg"]
+        assert image.tolist() == [[pixels[height // 2, width // 2].tolist()] * 4] * 4
 
 
 def encoded(pixels, kind, **options):

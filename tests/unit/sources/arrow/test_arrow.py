@@ -254,7 +254,7 @@ def test_a_null_is_an_error_of_its_record_only(tmp_path, column):
         source = type(warned)(warned.paths, nulls="error")  # without a warning
         assert len(source.read([0, 1, 0])) == 3
         assert source.read_batch([2, 0], ["y"])["y"].tolist() == [3, 1]
-        refuses(source, [2, 2], message, path=source.paths[0], index=2)
+        refuses(source, [0, 2, 2], message, path=source.paths[0], index=2)
 
 
 def test_only_chosen_columns_are_decoded_and_a_bounded_number_of_groups_is_kept(tmp_path, monkeypatch):

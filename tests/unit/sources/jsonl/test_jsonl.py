@@ -145,6 +145,8 @@ def test_what_is_written_is_json(tmp_path, name):
     with pa.input_stream(str(tmp_path / name), compression="detect") as stream:
         assert [json.loads(line) for line in stream.read().splitlines()] == want
     assert list(dataload.open(tmp_path / name)) == want
+    if name.endswith(".gz"):
+        assert (tmp_path / name).read_bytes()[3:8] == bytes(5), "no name and no time"
     dataload.create(tmp_path / f"none{name}").close()
     assert len(dataload.open(tmp_path / f"none{name}")) == 0
 

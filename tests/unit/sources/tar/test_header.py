@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.tar.header import BLOCK, END, build_header, is_tar, padded, parse_header, scan
+from dataload.sources.tar.header import BLOCK, END, build_header, is_plainly, is_tar, padded, parse_header, scan
 
 
 def members(data: bytes, **options):
@@ -106,6 +106,25 @@ def test_an_archive_without_an_end_may_have_been_cut_off():
         found, _ = members(header())
     assert len(found) == 1
     assert len(members(header() + bytes(BLOCK))[0]) == 1
+
+
+def test_what_is_plainly_a_regular_file():
+    assert all(is_plainly(header(b"a.x", 5, kind), b"a.x", 5) for kind in (b"0", b"\0", b"7"))
+    others = header(b"a.x", 5, b"2"), header(b"a.x", 5, at_345=b"d"), header(b"a.x", 5, at_257=b"other")
+    assert not any(is_plainly(each, b"a.x", 5) for each in (*others, header(b"a.xy", 5), header(b"a.x", 6)))
+
+
+@pytest.mark.parametrize(("size", "length"), [((1 << 17) - 1024, 1 << 18), ((1 << 17) - 512, 1 << 12)])
+def test_reads_are_long_where_headers_are_near(size, length):
+    """Of four headers beside each other, the first read finds all; then a member has `size` bytes."""
+    data = b"".join([header(b"a")] * 4 + [header(b"b", size), bytes(size), header(b"c"), END])
+    found, reads = members(data)
+    after = 5 * BLOCK + size
+    assert [member.name for member in found] == [*[b"a"] * 4, b"b", b"c"]
+    assert reads == [(0, 1 << 12), (after, length)]
+    name = b"n" * 10_000
+    _, reads = members(header(b"x", 10_000, b"L") + name.ljust(padded(10_000), b"\0") + header() + END)
+    assert reads[:2] == [(0, 1 << 12), (BLOCK, 1 << 18)]
 
 
 def test_only_regular_files_are_members():

@@ -96,12 +96,11 @@ def test_what_cannot_be_stored(value, message):
         encode_field("x", value)
 
 
-def table(*names: str):
-    return group_members(Member(name.encode(), 512 + 1024 * i, i) for i, name in enumerate(names))
-
-
-def names(of, *samples: int) -> list[str]:
-    return of.keys.names(np.array(samples))
+def test_hidden_files_and_directories_are_no_components():
+    names = (b"d/a.x", b".x", b"d/.x", b"d/", b"README", b"d/README", b"a.")
+    found = group_members(Member(name, 512, 0) for name in names)
+    assert found.keys.names(np.arange(len(found))) == ["d/a", "README", "d/README", "a"]
+    assert found.extensions == ("x", "README", "d/README", "")
 
 
 def test_offsets_beyond_four_billion_blocks():

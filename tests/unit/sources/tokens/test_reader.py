@@ -33,8 +33,14 @@ def test_files_of_any_size(tmp_path):
     path = write(tmp_path / "a.bin", range(4))
     assert (len(TokenSource(path, window=5)), TokenSource(path, window=5).read_batch([])) == (0, {})
     assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
-    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)[0]
-    assert (short["tokens"].tolist(), short["token_count"]) == ([0, 1, 2, 3, PAD], 4)
+    for window, documents, ranges, last in (
+        *((5, None, [[0], [8]], [0, 1, 2, 3, PAD]), (5, [0, 2], [[0, 0], [8, 8]], [2, 3, PAD, PAD, PAD])),
+        (3, None, [[0, 2], [6, 6]], [3, PAD, PAD]),
+    ):
+        source = TokenSource(path, window=window, stride=window, documents=documents, ends="pad", pad_token=PAD)
+        found = source._data_set().reader(0).ranges(np.arange(len(source)), None)
+        assert [each.tolist() for each in found] == ranges
+        assert (source[-1]["tokens"].tolist(), source[-1]["token_count"]) == (last, window - last.count(PAD))
     empty = write(tmp_path / "none.npy", [], "<i8")
     assert len(TokenSource(empty, window=5, ends="pad")) == len(TokenSource(empty, window=1, end_token=0)) == 0
     assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype

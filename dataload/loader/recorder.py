@@ -1,7 +1,7 @@
 """Records what a loader's consumer receives, how long it waits, and how long it works in between."""
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -12,7 +12,7 @@ from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Downloads, Traffic
 
-_MAX_REQUESTS = 4096
+_MAX_REQUESTS = 4096  # whose times are kept
 _PAUSE, _PAUSE_SECONDS = 8, 0.1  # times the usual work of a consumer, and seconds more: longer work is a pause
 _CPU_CLOCK_SECONDS = 0.2  # between two readings
 _CPU_CLOCK_COST = 1e-3  # maximum fraction of the time: with hundreds of threads a reading takes milliseconds
@@ -57,7 +57,7 @@ class Recorder:
     cpu_seconds: float = field(default=0.0, init=False)
     cpu_clock_seconds: float = field(default=0.0, init=False)
     _cpus: int = field(default_factory=usable_cpus, init=False)
-    _asked: list[float] = field(default_factory=list[float], init=False)  # times of the last requests
+    _asked: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_REQUESTS), init=False)
     _made: float = field(default=0.0, init=False)  # when the last step was made
     _received: float = field(default=0.0, init=False)  # and received
     _resumed: float = field(default=0.0, init=False)
@@ -107,8 +107,6 @@ class Recorder:
         now = self.clock()
         self._end_work(now)
         self._asked.append(now)
-        if len(self._asked) > _MAX_REQUESTS:
-            del self._asked[: _MAX_REQUESTS // 2]
 
     def end_wait(self, step: StepResult) -> None:
         """End a wait: the consumer has the batch, or the error."""

@@ -228,8 +228,11 @@ def test_a_loader_of_ours_gives_the_same_batches(paths):
         data.load_state_dict(loader.state_dict())
         assert head + numbers(data) == wanted
     with wds.WebDataset(paths[:1], shardshuffle=False).loader() as loader:
-        assert [(sample["__url__"], sample["__local_path__"]) for (sample,) in loader] == [(paths[0], paths[0])] * 7
+        samples = [sample for (sample,) in loader]
     data = wds.WebDataset(paths[:1], shardshuffle=False)
+    assert [list(sample.items()) for sample in samples] == [list(sample.items()) for sample in data]
+    assert [*samples[0]][:4] == ["__key__", "__url__", "cls", "__local_path__"]
+    assert {(sample["__url__"], sample["__local_path__"]) for sample in samples} == {(paths[0], paths[0])}
     with data.select(bool).batched(2, collation_fn=list).map(len).loader() as loader:
         assert list(loader) == [2, 2, 2, 1]
     keys = [sample["__key__"] for sample in data]
@@ -251,6 +254,10 @@ def test_what_has_no_exact_position_says_so(paths, monkeypatch):
         data.state_dict()
     assert len(list(values)) == SAMPLES - 1
     assert data.state_dict()["epoch"] == state["epoch"] + 1
+    loader = wds.WebLoader(data)
+    next(iter(loader))
+    with pytest.raises(ConfigError, match="holds samples back"):
+        loader.state_dict()
     with pytest.raises(StateMismatchError, match="other data or another order"):
         wds.WebDataset(paths[:4], shardshuffle=2).load_state_dict(state)
     with pytest.raises(StateMismatchError, match="webdataset in the state must have counts and parts, found"):

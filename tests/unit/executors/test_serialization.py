@@ -1,5 +1,6 @@
 """Objects taken apart and put together are what they were."""
 
+import importlib.util
 import io
 import pickle
 import sys
@@ -139,6 +140,11 @@ def test_functions_of_a_session_need_cloudpickle(monkeypatch):
     monkeypatch.setattr(cell, "__qualname__", "cell")
     monkeypatch.setattr(sys.modules["__main__"], "cell", cell, raising=False)
     pickle.dumps(cell)  # plain pickle finds it here, but a worker would not
+    if importlib.util.find_spec("cloudpickle"):
+        importlib.import_module("cloudpickle")
+        assert put_together(take_apart(cell)) is not cell
+        with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+            take_apart(lambda: 3)  # of a module
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(pickle.PicklingError, match=r"^cell is defined in a notebook or an interactive session$"):
         check_work(cell)

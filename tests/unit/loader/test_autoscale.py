@@ -14,6 +14,7 @@ from samples import sampled
 
 from dataload import Loader, RangeSource
 from dataload.loader import scaling as autoscale
+from dataload.loader.pipeline import TaskSizer, one_by_one
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import (
     Bounds,
@@ -339,14 +340,16 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
     monkeypatch, executor, in_order
 ):
     numbers = [3, 0, 0, 2, 1, 3, 0] if executor == "threads" else [3, 1, 2, 1, 3]
-    calls, ahead = iter(numbers * 100), []
+    calls, used, ahead = iter(numbers * 100), [3], []
 
     def look(self, recorder, in_flight, use):
-        ahead.append(in_flight())
         if not recorder.steps % 7:
-            use(Setting(next(calls), 2))
+            ahead.append((used[-1], in_flight()))
+            used.append(next(calls))
+            use(Setting(used[-1], 2))
 
     monkeypatch.setattr(Scaling, "look", look)
+    monkeypatch.setattr(TaskSizer, "groups", lambda _, steps, room: one_by_one(steps, room))
     seen = set()
     settings = {"num_workers": 3, "executor": executor, "in_order": in_order}
     with Loader(RangeSource(400), batch_size=4, shuffle=True, seed=5, **settings) as loader:
@@ -361,7 +364,7 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
             expected = [order[i : i + 4] for i in range(0, 400, 4)]
             assert served == expected if in_order else sorted(served) == sorted(expected)
         assert seen == set(numbers)
-        assert any(ahead), "steps are in flight while workers make them"
+        assert {(workers, 2 * workers) for workers in numbers} == {*ahead}, "two steps are in flight for each worker"
 
 
 @pytest.mark.parametrize(

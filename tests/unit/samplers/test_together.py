@@ -87,6 +87,12 @@ def test_any_places_in_any_order_are_those_of_the_whole():
         assert [found.tolist() for found in again] == [found[places].tolist() for found in whole]
 
 
+def test_no_limit_is_passed_by_the_rounding_of_weights_that_are_far_apart():
+    limits = np.array([151, 34, 351, 1626, 1299])
+    components, _ = Quotas([1e-15, 1.0, 0.3, 0.3, 0.1], 1, limits=limits).turns(np.arange(limits.sum()))
+    assert np.bincount(components).tolist() == limits.tolist()
+
+
 SMALL, RARE = (1.0, 1e-5, 0.3), (1.0, 1e-4, 0.3)
 
 

@@ -92,7 +92,7 @@ class Losing(SerialExecutor):
         return SimpleNamespace(result=lose, cancel=made.cancel)
 
 
-@pytest.mark.parametrize(("lost", "again", "steps"), [("011011000111", True, 5), ("001", False, 2), ("111", True, 0)])
+@pytest.mark.parametrize(("lost", "again", "steps"), [("11011000111", True, 4), ("001", False, 2), ("111", True, 0)])
 def test_a_worker_that_is_lost_is_replaced_unless_it_is_the_third_of_a_step(monkeypatch, lost, again, steps):
     settings = {"batch_size": 2, "mode": "split", "seed": 1}
     with MultiStreamLoader(streams.count_up, [9, 5, 8], **settings) as loader:

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from dataload.catalog.facts import require_known, with_classes
-from dataload.codecs.arrow import check_field, combined, load_arrow, numbers_of, pa_module, spec_of_type, without_views
+from dataload.codecs.arrow import (
+    check_field,
+    combined,
+    is_list,
+    load_arrow,
+    numbers_of,
+    pa_module,
+    spec_of_type,
+    without_views,
+)
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.nulls import check_names, fill_of, mask_name
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
@@ -28,12 +37,16 @@ def features_of(schema: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def shape_of(feature: Any) -> tuple[int, ...] | None:
-    """Return the shape that Hugging Face declares for a list of lists, if it is constant."""
+def shape_of(feature: Any, kind: Any) -> tuple[int, ...] | None:
+    """Return the shape that Hugging Face declares for lists of lists of numbers, if it can be that of the type."""
     shape = feature.get("shape") if isinstance(feature, dict) else None
-    if isinstance(shape, list) and shape and all(type(extent) is int and extent > 0 for extent in shape):
-        return tuple(shape)
-    return None
+    if not isinstance(shape, list) or not all(type(extent) is int and extent > 0 for extent in shape):
+        return None
+    lists = 0
+    while is_list(kind):
+        kind, lists = kind.value_type, lists + 1
+    numbers = numbers_of(kind)
+    return tuple(shape) if lists and numbers and len(shape) == lists + len(numbers.shape) else None
 
 
 def classes_of(feature: Any) -> tuple[str, ...] | None:
@@ -126,7 +139,7 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
     filled = {name: fill for name, fill in fills if fill is not None}
     bases = {mask_name(name): name for name, fill in filled.items() if fill.masked}
     check_names(options.nulls, bases.values(), schema.names, path)
-    shapes = {name: shape for name in schema.names if (shape := shape_of(features.get(name)))}
+    shapes = {each.name: shape for each in schema if (shape := shape_of(features.get(each.name), each.type))}
     decoders = plan_decoders(schema, features, options, path)
     for each in schema:
         numbers = numbers_of(each.type)

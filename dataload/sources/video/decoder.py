@@ -320,18 +320,18 @@ class AudioDecoder:
     def _decode(self, *, is_before: bool) -> Array:
         """Return the samples of the next packet; one before a span may lack what it refers to."""
         parts = [np.zeros((self._table.channels, 0), np.float32)]
-        with suppress(CorruptFileError) if is_before else nullcontext(), video_errors(self._path):
+        with video_errors(self._path):
             packet = next(self._packets, None)
-            if packet is None:
-                raise CorruptFileError("the sound ends too early", path=self._path)
-            self.next += 1
-            with video_errors(self._path, packet.pos):
-                parts += map(to_samples, self._context.decode(packet))
+        if packet is None:
+            raise CorruptFileError("the sound ends too early", path=self._path)
+        self.next += 1
+        with suppress(CorruptFileError) if is_before else nullcontext(), video_errors(self._path, packet.pos):
+            parts += map(to_samples, self._context.decode(packet))
         self.decoded += sum(part.shape[1] for part in parts)
         return np.concatenate(parts, 1)
 
     def _seek(self, number: int) -> None:
-        """Begin at a packet, with a decoder that has seen none before."""
+        """Begin at a packet or before it, with a decoder that has seen none before."""
         times, unit, back = self._table.times, float(self._stream.time_base), 0.0
         while number and self._rises and back <= (times[number] - times[0]) * unit:
             self._container.seek(int(times[number] - back / unit), stream=self._stream)
@@ -344,8 +344,6 @@ class AudioDecoder:
                 return
             back = 2 * back + 1
         self._start()
-        for _ in range(number):
-            self._decode(is_before=True)
 
     def _fresh(self) -> Any:
         context = self._stream.codec_context

@@ -168,15 +168,20 @@ class LentDecoders:
             if chosen is not None:
                 self._idle.remove(chosen)
         decoder = self._open_one(video) if chosen is None else chosen[1]
-        before = decoder.decoded
+        before, spare = decoder.decoded, [decoder]
+        is_sound = True
         try:
             yield decoder
+        except Exception:
+            is_sound = False  # it may have no open file
+            raise
         finally:
             with self._lock:
                 self.decoded += decoder.decoded - before
-                self._idle.append((video, decoder))
-                most = 0 if self._closed else self._most
-                spare = [self._idle.pop(0)[1] for _ in range(len(self._idle) - most)]
+                if is_sound:
+                    self._idle.append((video, decoder))
+                    most = 0 if self._closed else self._most
+                    spare = [self._idle.pop(0)[1] for _ in range(len(self._idle) - most)]
             for each in spare:
                 each.close()
 

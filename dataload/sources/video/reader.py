@@ -162,8 +162,7 @@ class VideoSource(FileSource[Record]):
                 raise ConfigError(f"{message} at {expected[1]} Hz: pass sample_rate=, or leave files out", key="fields")
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
-        if self._selected:  # `_check_sound` names all files
-            super()._check_fields({**known, AUDIO: FieldSpec("float32", None)}, path)
+        super()._check_fields({**known, AUDIO: FieldSpec("float32", None)}, path)  # `_check_sound` names all files
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         chosen = super()._wanted(known)  # windows by time need it

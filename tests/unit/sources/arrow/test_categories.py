@@ -89,10 +89,36 @@ def test_wrong_categories(paths, categories, message):
         dataload.open(paths, categories=categories, nulls="mask")
 
 
+def declared(path, columns, features):
+    """Write what Hugging Face's library writes about columns."""
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+    return dataload.open(path)
+
+
 def test_class_labels_of_hugging_face_name_the_classes(tmp_path):
     features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}, "n": {"dtype": "int64", "_type": "Value"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    table = pa.table({"label": [0, 1, 1], "n": [5, 6, 7]}).replace_schema_metadata(metadata)
-    pq.write_table(table, tmp_path / "a.parquet")
-    fields = dataload.open(tmp_path / "a.parquet").fields
+    fields = declared(tmp_path / "a.parquet", {"label": [0, 1, 1], "n": [5, 6, 7]}, features).fields
     assert (fields["label"].classes, fields["n"].classes) == (("cat", "dog"), None)
+
+
+LISTS, PAIRS = pa.list_(pa.list_(pa.float32())), pa.list_(pa.list_(pa.float32(), 2))
+
+
+@pytest.mark.parametrize("kind", [LISTS, PAIRS])
+def test_arrays_of_hugging_face_have_the_shape_that_it_declares(tmp_path, kind):
+    values = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    columns = {"x": pa.array(values.tolist(), kind), "n": pa.array([[1], [2]]), "text": pa.array([["a"], ["b"]])}
+    lists = declared(tmp_path / "a.parquet", columns, {})
+    for shape in ([2], [2, 2, 2], [0, 2], [-2, 2], [2.0, 2], [True, 2], ["2", 2], [], "22", None, {}):
+        features = {"x": {"shape": shape, "_type": "Array2D"}, "n": {"shape": [1]}, "text": {"shape": [1]}}
+        source = declared(tmp_path / "b.parquet", columns, features)
+        assert source.fields["x"] == lists.fields["x"]
+        assert str(source[1]["x"]) == str(lists[1]["x"])
+        assert str(source.fields["n"]) == "int64 (1)"
+        assert source.read_batch([1], ["text"]) == {"text": [["b"]]}
+    source = declared(tmp_path / "b.parquet", columns, {"x": {"shape": [2, 2]}})
+    assert str(source.fields["x"]) == "float32 (2, 2)"
+    assert np.array_equal(source.read_batch([1, 0])["x"], values[::-1])
+    with pytest.raises(CorruptFileError, match=r"record 0: field 'x' has the shape \(3, 2\), but one of its lists has"):
+        declared(tmp_path / "b.parquet", columns, {"x": {"shape": [3, 2]}})[0]

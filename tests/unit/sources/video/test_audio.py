@@ -1,6 +1,7 @@
 """The sound of videos in windows by time: samples as PyAV decodes them from the start of the file."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -155,6 +156,23 @@ def test_sound_needs_windows_by_time(tmp_path):
         dataload.windows(source, lengths, offsets={"audio": [0, 1]}, fps=10)
     with pytest.raises(ConfigError, match="sample_rate"):
         dataload.open(tmp_path / "a.mp4", sample_rate=0)
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.mkv", "the sound ends too early"), ("a.mp4", "FFmpeg cannot read")])
+def test_a_file_that_is_cut_off_behind_our_back(tmp_path, name, message):
+    path = write_sound(tmp_path / name)
+    os.utime(path, (0, 0))
+    windows = dataload.windows(*opened(path), seconds=0.5, fps=10)
+    before = windows[3]["audio"]
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 6 // 10] + bytes(len(data) - len(data) * 6 // 10))
+    os.utime(path, (0, 0))
+    for index in (30, len(windows) - 1, 30):
+        with pytest.raises(CorruptFileError, match=message):
+            windows.read_batch([index], ["audio"])
+    path.write_bytes(data)
+    os.utime(path, (0, 0))
+    assert (windows[3]["audio"] == before).all()
 
 
 def test_damaged_sound(tmp_path):

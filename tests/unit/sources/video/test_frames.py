@@ -126,6 +126,15 @@ def test_frames_that_are_read_last_make_room(last, decodes):
     assert made.decodes.tolist() == decodes
 
 
+def test_frames_of_a_step_that_was_lost_make_room():
+    frames = frames_of(Made([4]), 4)
+    with closing(frames.follow(planned([[1], [0], [0]], 1), 0)) as reader:
+        frames.read(np.array([1]), np.empty((1, 2), np.uint8))  # 0 is decoded on the way
+        for held in (1, 1, 0):
+            reader.received()
+            assert reader.held == held
+
+
 def test_what_does_not_fit_is_decoded_when_it_is_read():
     made = Made([6])
     frames = frames_of(made, 2)

@@ -112,6 +112,7 @@ def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
     (child,) = children()
     source.read([3])
     assert children() == [child], "it is used again"
+    assert os.getsid(child) == child, "Ctrl-C is for the parent"
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert (source[7]["frame"] == decoded(tmp_path / "a.mp4")[0][7]).all()

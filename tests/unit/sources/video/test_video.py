@@ -16,6 +16,7 @@ import dataload
 import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.sources.video import VideoOptions
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage.kept import INVALID, CachedTable, Place, read_arrays, read_key, write_arrays
 from dataload.streams import MultiStreamLoader, StreamSampler
@@ -92,6 +93,8 @@ def test_records(tmp_path):
     assert set(flat.fields) == {"frame", "time", "video", "__key__"}
     assert flat[0]["__key__"] == "a/0"
     assert dataload.open(tmp_path, fields=["time"])[0].keys() == {"time"}
+    with pytest.raises(ConfigError, match=r"a\.mp4 has no field 'labels': did you mean 'label'"):
+        dataload.open(tmp_path, fields=["time", "labels"])
     other = dataload.open(tmp_path / "jump" / "a.mp4")
     assert len({each.fingerprint() for each in (source, flat, other, dataload.open(tmp_path))}) == 2
 
@@ -135,6 +138,8 @@ def test_frames_are_turned_upright(tmp_path, degrees):
     stored = decoded(path)[0]
     turned = np.rot90(stored, degrees // 90, axes=(1, 2))
     assert (dataload.open(path).read_batch(range(5))["frame"] == turned).all()
+    shutil.copy(path, tmp_path / "b.mp4")
+    assert (dataload.open(tmp_path).read_batch([1, 7])["frame"] == turned[1:3]).all()
     gray = np.rot90(decoded(path, format="gray")[0], degrees // 90, axes=(1, 2))
     assert (dataload.open(path, frames="gray").read_batch(range(5))["frame"] == gray).all()
     scaled = dataload.open(path, size=(12, 20)).read_batch([0])["frame"]
@@ -225,8 +230,7 @@ def test_a_pool_shuffle_decodes_each_group_once(tmp_path, executor):
         for batch in batches:
             rows = [60 * "abc".index(key[0]) + int(key[2:]) for key in batch["__key__"]]
             assert (batch["frame"] == images[rows]).all()
-        if frame_bytes == 1 << 30:
-            assert source.frames_decoded == len(source)
+        assert (source.frames_decoded == len(source)) == (frame_bytes == 1 << 30)
         source.close()
         with pytest.raises(dataload.errors.ClosedSourceError):
             source[0]
@@ -250,6 +254,32 @@ def test_a_video_that_is_read_in_order_is_decoded_once(tmp_path):
     assert source.frames_decoded == 68
     windows = dataload.windows(source, dataload.sequence_lengths(source), 6, 3)
     assert (windows[5]["frame"] == source.read_batch(range(15, 21))["frame"]).all()
+
+
+class Lent:
+    """A decoder without a video."""
+
+    decoded, next, is_closed = 0, -1, False
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_the_decoder_that_is_nearest_before_a_frame_is_lent_and_closed_at_the_end():
+    lent, first, other = file.LentDecoders(lambda _: Lent(), VideoOptions()), object(), object()
+    with lent.at(first, 0) as one, lent.at(first, 0) as two, lent.at(other, 0) as third:
+        one.next, two.next, third.next, two.decoded = 10, 20, 14, 5
+    assert lent.decoded == 5
+    for number, wanted in ((10, one), (19, one), (20, two), (15, one)):
+        with lent.at(first, number) as chosen:
+            assert chosen is wanted
+    with pytest.raises(ValueError, match="damaged"), lent.at(other, 15):
+        raise ValueError("damaged")
+    assert third.is_closed, "it may have no open file"
+    with lent.at(first, 5):
+        lent.close()
+        assert [each.is_closed for each in (one, two, third)].count(False) == 1
+    assert [each.is_closed for each in (one, two, third)] == [True] * 3
 
 
 def test_windows_decode_the_frames_that_they_read_and_no_others(tmp_path):
@@ -360,11 +390,13 @@ def test_what_is_no_video(tmp_path):
         dataload.open(big, max_record_bytes=4000)
 
 
-def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
-    path = write_video(tmp_path / "a.avi", 40, codec="mpeg4", b_frames=0, gop=10)
+@pytest.mark.parametrize(("codec", "part"), [("mpeg4", 0.5), ("libx264", 0.6)])  # in the first and second group
+def test_a_damaged_frame_says_when_it_is_shown(tmp_path, codec, part):
+    path = write_video(tmp_path / "a.avi", 40, codec=codec, b_frames=0, gop=10)
     images = decoded(path)[0]
     data = bytearray(path.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)
+    at = int(len(data) * part)
+    data[at : at + 60] = bytes(60)
     path.write_bytes(data)
     source = dataload.open(path)
     wrong = list[int]()
@@ -373,7 +405,7 @@ def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
             assert (source[index]["frame"] == images[index]).all()
         except CorruptFileError:
             wrong.append(index)
-    with pytest.raises(CorruptFileError, match=r"a\.avi, (byte \d+, )?record \d+: "):
+    with pytest.raises(CorruptFileError, match=r"a\.avi, (byte \d+, )?record \d+: FFmpeg cannot read"):
         source.read(wrong)
     assert 0 < len(wrong) <= 10
     assert wrong == [*range(wrong[0], wrong[-1] + 1)]

@@ -1,6 +1,8 @@
 """Videos that are written: what comes back, names, times, and what is refused."""
 
 import os
+import sys
+from pathlib import Path
 
 import av
 import numpy as np
@@ -121,3 +123,15 @@ def test_what_is_refused_leaves_nothing(tmp_path, name, records, message):
     with pytest.raises(ConfigError, match=message):
         write(tmp_path / name, records)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists open files")
+def test_a_writer_that_is_aborted_keeps_no_file_open(tmp_path):
+    def opened():
+        return [each for each in Path("/proc/self/fd").iterdir() if each.resolve().name == "a.mp4"]
+
+    writer = dataload.create(tmp_path / "a.mp4", format="video", gop=1)
+    while not opened():  # FFmpeg opens the file when it has frames
+        writer.write({"frame": FRAME})
+    writer.abort()
+    assert not opened()

@@ -153,7 +153,7 @@ class _Tensor:
         stored = np.dtype(np.float32 if dtype.kind == "f" else np.int64)
         if not isinstance(value, np.ndarray) or value.dtype != stored:
             raise CorruptFileError(f"expected numbers stored as {stored}, found {_describe(value)}")
-        return value.view(dtype) if dtype == np.uint64 else value.astype(dtype, copy=False)
+        return value.view(dtype) if dtype == np.uint64 else np.asarray(value, dtype)
 
     def _from_bytes(self, value: Any, dtype: np.dtype[Any], limit: int) -> Array:
         if not isinstance(value, bytes):

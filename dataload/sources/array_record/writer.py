@@ -78,7 +78,7 @@ class ArrayRecordWriter(Writer):
         if (name := codec_name(self._codec)) is not None:
             with storage_of(self._part.temporary).open(self._part.temporary) as file:
                 start = file.size - BLOCK_SIZE
-                found = build_padding(file.read(max(0, start), BLOCK_SIZE), build_recorded({"codec": name}))
+                found = build_padding(file.read(start, BLOCK_SIZE), build_recorded({"codec": name}))
             if found is not None:
                 self._part.patch(start + found[0], found[1])
 

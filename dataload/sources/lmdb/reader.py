@@ -236,7 +236,7 @@ class LMDBShard(EncodedShard):
         return self._snapshot.reading() if self._snapshots is None else self._snapshots.reading(indices)
 
     def _offsets(self, indices: Int64Array) -> Int64Array:
-        return self._values.offsets.take(indices, mode="clip").astype(np.int64, copy=False)
+        return np.asarray(self._values.offsets.take(indices, mode="clip"), np.int64)
 
     def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         table = self._values.lengths

@@ -110,9 +110,7 @@ class NewEnvironment:
     def _write(self) -> None:
         database = self._databases[self._target]
         with self._environment.begin(write=True, db=database) as txn:
-            consumed, added = txn.cursor(database).putmulti(
-                self._pending, dupdata=False, overwrite=False, append=self._append
-            )
+            consumed, added = txn.cursor(database).putmulti(self._pending, overwrite=False, append=self._append)
             if added != len(self._pending) or consumed != added:
                 raise ConfigError(f"two records have the key {self._repeated(txn)!r}", key="keys")
 

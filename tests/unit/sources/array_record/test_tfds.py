@@ -218,6 +218,13 @@ def test_records_that_contradict_their_features(write, feature, value, message):
         read(write({"a": LABEL}, [{"labels": 1}]))
 
 
+def test_a_compressed_array_is_inflated_up_to_the_limit(write):
+    directory = write({"x": tensor("uint8", (5000,), encoding="zlib")}, [{"x": zlib.compress(bytes(5000))}])
+    assert not TfdsSource(directory, split="train", max_record_bytes=5000)[0]["x"].any()
+    with pytest.raises(CorruptFileError, match="the first part of a compressed array takes 4,001 bytes of memory"):
+        TfdsSource(directory, split="train", max_record_bytes=4000).read([0])
+
+
 def test_a_data_set_opens_by_its_directory_or_by_name_and_version(tmp_path):
     demo = Path(__file__).parents[3] / "golden" / "tfds" / "demo"
     for version in ("1.0.0", "1.2.0", "1.10.0"):

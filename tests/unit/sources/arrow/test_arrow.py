@@ -457,6 +457,25 @@ def test_what_a_table_cannot_store(tmp_path, records, options, message):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("value", [7, 0.5, "abcdefgh", b"abcdefgh", np.float64(1), np.zeros((2, 2), np.int16)], ids=str)
+def test_groups_have_the_bytes_that_were_asked_for(tmp_path, value):
+    for group_bytes, rows in ((16, [2, 2, 1]), (17, [3, 2]), (8, [1] * 5)):
+        with dataload.create(tmp_path / "a.parquet", group_bytes=group_bytes, overwrite=True) as writer:
+            writer.extend([{"x": value}] * 5)
+        metadata = pq.read_metadata(tmp_path / "a.parquet")
+        assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == rows
+
+
+def test_pages_that_we_write_have_checksums_that_are_compared(tmp_path):
+    path = tmp_path / "a.parquet"
+    with dataload.create(path, compression=None) as writer:
+        writer.write({"x": 1 << 40})
+    data = path.read_bytes()
+    change(path, data.index(bytes([0, 0, 0, 0, 0, 1, 0, 0])), b"\1")
+    with dataload.open(path) as source, pytest.raises(CorruptFileError, match="CRC checksum"):
+        source.read([0])
+
+
 def test_ragged_fields_are_lists(tmp_path):
     with dataload.create(tmp_path / "a.parquet", ragged=["x"], group_bytes=1) as writer:
         writer.extend([{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(3)}])

@@ -88,6 +88,15 @@ def test_masks_mark_neutral_values(path):
     assert np.isnat([record["when"] for record in records]).tolist() == [False, True, False, True, False, True, False]
 
 
+def test_nulls_are_counted_before_one_is_read(path):
+    found = "2 of 'n', 1 of 'u', 2 of 'b', 2 of 't', 2 of 'word'"
+    with pytest.warns(UserWarning, match=re.escape(f"has nulls ({found}) in 6 records, and reading one is an error")):
+        dataload.open(path)
+    with pytest.warns(UserWarning, match=re.escape("has nulls (2 of 'u') in 12 records")):
+        dataload.open([path, path], fields=["f", "u"])
+    dataload.open(path, fields=["raw", "f"])
+
+
 def test_values_replace_nulls_of_their_type_and_of_named_fields(path):
     source = dataload.open(path, nulls=7, fields=["n", "f", *({"pair"} & COLUMNS.keys())])
     batch = source.read_batch([1, 2])

@@ -96,6 +96,13 @@ def test_other_decoders(tmp_path):
     with dataload.open(root, decode={"PNG": len}) as source:
         assert [record["image"] for record in source] == [len(image(0)), jpeg]
         assert source.fields["image"] == FieldSpec("unknown")
+    with dataload.open(root, decode={"png": "image"}) as source:
+        assert [type(record["image"]) for record in source] == [np.ndarray, bytes]
+        assert source.fields["image"] == FieldSpec("unknown")
+    pairs = fill(tmp_path / "pairs", ["a.png", "a.seg.png"])
+    for suffix, image_is in (("png", len(image(0))), ("seg.png", image(0))):  # one for all PNG, or for masks only
+        with dataload.open(f"{pairs}/{{key}}.*", decode={suffix: len}) as source:
+            assert source[0] == {"__key__": "a", "image": image_is, "seg": len(image(1))}
     with dataload.open(root, decode=None) as source:
         assert source[0] == {"__key__": "cat/a", "image.png": image(0), "label": 0}
         assert source.read([1]) == [source[1]] == [{"__key__": "dog/b", "image.jpg": jpeg, "label": 1}]

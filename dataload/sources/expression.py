@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -37,7 +39,8 @@ class Expression:
     """A condition on the fields of a record, made by `field`.
 
     Conditions are joined by ``&``, ``|`` and ``~``, in parentheses. As in SQL and Arrow, a comparison with a null
-    neither holds nor does not, so that ``~`` of it does not hold either.
+    neither holds nor does not, so that ``~`` of it does not hold either. Numbers are compared exactly, whatever their
+    types; no number equals NaN.
 
     Attributes:
         operation: ``"field"``, a comparison, ``"in"``, ``"is_null"``, ``"&"``, ``"|"`` or ``"~"``.
@@ -124,14 +127,14 @@ class Expression:
             return column(name)
         pa = load_arrow("a condition for Arrow")
         first, *others = (e._to_arrow(pc, column) if isinstance(e, Expression) else e for e in self.operands)
-        if self.operation == "in":
-            (values,) = others
-            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(values)))
         if self.operation in ("~", "is_null"):
             return pc.invert(first) if self.operation == "~" else pc.is_null(first)
-        # pyarrow takes integers for int64
-        others = [pa.scalar(each, pa.uint64()) if type(each) is int and each > _INT64 else each for each in others]
-        return getattr(pc, _JOINED.get(self.operation) or _COMPARE[self.operation][1])(first, *others)
+        (other,) = others
+        if self.operation in _JOINED:
+            return getattr(pc, _JOINED[self.operation])(first, other)
+        found = _in_arrow(self.operation, first, other, pa, pc)
+        # `is_in` and a verdict on all values do not know nulls.
+        return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), found)
 
     def matches_arrow(self, column: Callable[[str], Any]) -> Array:
         """Return where the condition holds, (rows,) bool, given arrays of pyarrow by name."""
@@ -196,6 +199,58 @@ def _constant(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
 
 
+def _exactly(operation: str, value: float, kind: np.dtype[Any]) -> tuple[str, Any] | bool:
+    """Return a comparison with a number as one with a number of a type, or whether it holds for all of the type."""
+    if value != value:
+        return operation == "!="
+    beyond = (1 if value > 0 else -1) * (math.inf if kind.kind == "f" else 1 << 64)
+    if abs(value) > sys.float_info.max:
+        near = beyond
+    elif kind.kind == "f":
+        with np.errstate(over="ignore"):
+            near = float(kind.type(value))
+    else:
+        near = math.floor(value)
+    if near != value:  # no number of the type is between them
+        if operation in ("==", "!="):
+            return operation == "!="
+        low, high = ("<", ">=") if near > value else ("<=", ">")
+        operation = low if operation[0] == "<" else high
+    if kind.kind != "f" and not np.iinfo(kind).min <= near <= np.iinfo(kind).max:
+        return operation == "!=" or (operation != "==" and (operation[0] == "<") == (near > 0))
+    return operation, near
+
+
+def _exact_among(values: Collection[Any], kind: np.dtype[Any]) -> list[Any]:
+    """Return those of some numbers that are of a type."""
+    found = (_exactly("==", each, kind) for each in values)
+    return [each[1] for each in found if not isinstance(each, bool)]
+
+
+def _are_numbers(values: Collection[Any]) -> bool:
+    return all(type(each) in (int, float) for each in values)
+
+
+def _in_arrow(operation: str, array: Any, other: Any, pa: Any, pc: Any) -> Any:
+    """Return where a comparison holds, given an array of pyarrow, or a field of it, whose type is not known yet."""
+    kind, types, number = getattr(array, "type", None), pa.types, None
+    if kind is not None and any(is_it(kind) for is_it in (types.is_integer, types.is_float32, types.is_float64)):
+        number = np.dtype(kind.to_pandas_dtype())
+    if operation == "in":
+        values = _exact_among(other, number) if number and _are_numbers(other) else [v for v in other if v == v]
+        if number is None or number.kind == "f":
+            values += [0.0, -0.0] * any(_are_numbers([each]) and each == 0 for each in values)  # two for `is_in`
+        return pc.is_in(array, pa.array(values, kind if number else None)) if values else pa.scalar(False)
+    if number and _are_numbers([other]):
+        found = _exactly(operation, other, number)
+        if isinstance(found, bool):
+            return pa.scalar(found)
+        operation, other = found[0], pa.scalar(found[1], kind)
+    elif type(other) is int and other > _INT64:  # pyarrow takes integers for int64
+        other = pa.scalar(other, pa.uint64())
+    return getattr(pc, _COMPARE[operation][1])(array, other)
+
+
 def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
     """Return a verdict on each row."""
     (name,) = leaf.fields
@@ -205,7 +260,14 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
         valid = np.fromiter((value is not None for value in every), np.bool_, len(every))
     if leaf.operation == "is_null":
         return ~valid, valid
-    values, holds = every[valid], np.zeros(len(valid), np.bool_)
+    values, holds, operation = every[valid], np.zeros(len(valid), np.bool_), leaf.operation
+    if every.dtype.kind in "iuf" and operation == "in" and _are_numbers(compared):
+        compared = np.array(_exact_among(compared, every.dtype), every.dtype)
+    elif every.dtype.kind in "iuf" and operation in _COMPARE and _are_numbers([compared]):
+        found = _exactly(operation, compared, every.dtype)
+        if isinstance(found, bool):
+            return valid & found, valid & (not found)
+        operation, compared = found
     is_text = {isinstance(each, str) for each in (*values[:1], *(compared if leaf.operation == "in" else [compared]))}
     try:
         if leaf.operation == "field":
@@ -217,8 +279,10 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
         elif leaf.operation == "in":
             holds[valid] = np.isin(values, np.array([*compared], values.dtype if values.dtype == object else None))
         else:
+            if every.dtype == object:
+                compared = np.array([compared], object)  # numpy's own text ends before its last zero bytes
             with np.errstate(invalid="ignore"):  # NaN
-                holds[valid] = _COMPARE[leaf.operation][0](values, compared)
+                holds[valid] = _COMPARE[operation][0](values, compared)
     except TypeError as error:
         raise ConfigError(f"{leaf!r} does not fit the fields: {error}", key="filter") from error
     return holds, valid & ~holds

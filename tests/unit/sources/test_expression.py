@@ -1,5 +1,6 @@
 """Conditions: evaluated on columns, by pyarrow, and on statistics, all compared with Python."""
 
+import itertools
 import json
 import operator as op
 
@@ -96,6 +97,65 @@ def test_every_source_selects_what_python_does(sources, tree):
     assert pa.table(ROWS).append_column("row", [[*range(6)]]).filter(condition.to_arrow())["row"].to_pylist() == want
     for source in sources:
         assert source.filter(condition).indices.tolist() == want, source
+
+
+NUMBERS = {
+    "int64": [2**53 + 1, 1, 2**60 + 1, -3, 2**63 - 1, -(2**63)],
+    "uint64": [0, 1, 2**63, 2**64 - 1, 2**53 + 1, 5],
+    "int8": [-128, 127, 0, 1, 2, 3],
+    "double": [0.0, -0.0, float("nan"), float("inf"), 1e300, 2.0**53],
+    "float": [0.0, float(np.float32(0.1)), float("nan"), float("-inf"), -0.0, 1.5],
+}
+CONSTANTS = [
+    0,
+    -129,
+    255,
+    2**53,
+    2**53 + 1,
+    2**60,
+    2**63 - 1,
+    2**63,
+    2**64,
+    -(2**63),
+    -(2**63) - 1,
+    10**400,
+    -(10**400),
+]
+CONSTANTS += [-0.0, 0.5, 1.0, 2.0**53, 2.0**60, 1e20, -1e20, 1e300, float("inf"), float("-inf"), float("nan"), 0.1]
+
+
+def test_numbers_are_compared_exactly(tmp_path):
+    table = pa.table({kind: pa.array(values, kind) for kind, values in NUMBERS.items()})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    source, columns = dataload.open(tmp_path / "a.parquet"), {kind: table[kind].to_numpy() for kind in NUMBERS}
+    cases = itertools.product(NUMBERS, [*COMPARE, "in"], CONSTANTS)
+    for case, (kind, sign, other) in enumerate(cases):
+        condition = built((kind, sign, [other, 7] if sign == "in" else other))
+        want = [other == one if sign == "in" else COMPARE[sign](one, other) for one in NUMBERS[kind]]
+        assert condition.matches_arrow(table.column).tolist() == want, condition
+        assert condition.matches(columns.__getitem__).tolist() == want, condition
+        if case % 8 == 0:  # by the statistics of row groups
+            assert source.filter(condition, num_workers=0).indices.tolist() == np.flatnonzero(want).tolist(), condition
+
+
+def test_what_no_value_equals(tmp_path):
+    table = pa.table({"x": [0.0, -0.0, float("nan"), None], "t": ["", "\0", "a", None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'t': text})}\n" for text in table["t"].to_pylist()))
+    texts = [dataload.open(tmp_path / name, nulls="error") for name in ("a.parquet", "a.jsonl")]
+    for condition, want in (
+        (field("x").isin([]), []),
+        (~field("x").isin([]), [0, 1, 2]),
+        (field("x").isin([float("nan")]), []),
+        (field("x").isin([0.0]), [0, 1]),
+        (field("x").isin([0]), [0, 1]),
+        (field("t").isin([]), []),
+        (field("t") == "\0", [1]),
+        (field("t") > "", [1, 2]),
+    ):
+        assert table.append_column("row", [[*range(4)]]).filter(condition.to_arrow())["row"].to_pylist() == want
+        for source in texts if condition.fields == ("t",) else texts[:1]:
+            assert source.filter(condition).indices.tolist() == want, (source, condition)
 
 
 def test_views_ask_their_parents(sources):

@@ -194,7 +194,7 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str, 
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
         if kind == "WEBP":  # whose frames are allocated when it is opened
-            check_pixels(*_webp_size(bytes(data[:30])), limit, _WEBP_PIXEL_BYTES)
+            check_pixels(*_webp_size(data), limit, _WEBP_PIXEL_BYTES)
         with pillow.open(io.BytesIO(data), formats=(kind,)) as image:
             check_pixels(image.height, image.width, limit)
             tags = getattr(image, "tag_v2", {}) if kind == "TIFF" else {}
@@ -249,7 +249,7 @@ _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX",
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF: a tile is allocated whole, even if the image is smaller
 
 
-def _webp_size(head: bytes) -> tuple[int, int]:
+def _webp_size(head: bytes | memoryview) -> tuple[int, int]:
     if head[12:16] == b"VP8X":
         return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
     if head[12:16] == b"VP8L":

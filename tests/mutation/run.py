@@ -66,7 +66,7 @@ OPERATORS = (
 )  # fmt: skip
 TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance", "tests/integration"]
 ALWAYS = ["tests/golden/test_states.py"]  # fingerprints, orders and states
-MOST_TESTS = 150  # of a mutant
+MOST_TESTS = 400  # of a mutant
 MOST_FILES = 24  # of a mutant
 SECONDS = 90  # of a mutant
 SERVERS = {"object_server", "azure_server", "server"}  # fixtures that take seconds to start: their tests come last

@@ -240,7 +240,7 @@ class _File(_Reader):
         # Read instead of using the map: a page fault would also read the pages around it.
         with self._storage.open(self._path, whole=True) as file:
             for start in range(0, self._file.size, BLOCK):
-                yield file.read(start, min(BLOCK, self._file.size - start))
+                yield file.read(start, BLOCK)
 
     def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
         return self._file.copies(starts, lengths)

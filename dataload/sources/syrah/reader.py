@@ -313,7 +313,7 @@ def _resolve(shape: tuple[int, ...], column: Column, size: int | None, path: str
     exact = fits(given, known) and known < 1 << 62
     alike = exact and (known > 0 and (items % known == 0).all() if unknown else (items == known).all())
     if unknown > 1 or not alike:
-        found = f"{items[0]} values" if size is not None else "different numbers of values"
+        found = f"{size // column.itemsize} values" if size is not None else "different numbers of values"
         message = f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}"
         raise ConfigError(message, key=f"shapes.{column.name}", value=shape)
-    return shape if size is None else tuple(int(items[0]) // known if n == -1 else n for n in shape)
+    return shape if size is None else tuple(size // column.itemsize // known if n == -1 else n for n in shape)

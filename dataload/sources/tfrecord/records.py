@@ -118,7 +118,8 @@ def _follow(block: bytes) -> tuple[list[int], int]:
     at = 0
     while at <= last:
         found.append(at)
-        at += unpack(block, at)[0] + FRAME_BYTES
+        (length,) = unpack(block, at)
+        at += length + FRAME_BYTES
     return found, at
 
 

@@ -258,7 +258,7 @@ class _TokenFile(ShardReader[Record]):
         size = self._dtype.itemsize
         starts = self.windows.starts(indices)
         # A short window is read together with what precedes it or follows.
-        first = starts if self._pad is None else np.minimum(starts, max(0, self._length - self._window))
+        first = np.minimum(starts, max(0, self._length - self._window))
         return first * size + self._start, np.full(len(starts), min(self._window, self._length) * size)
 
     def shared(self) -> tuple[RecordFile, Any] | None:

@@ -66,6 +66,16 @@ def test_parts_begin_at_every_place_where_they_fit():
     assert found == {(0, 0), (0, 85), (85, 0), (85, 85)}
 
 
+def test_parts_have_the_areas_and_the_ratios_of_the_settings():
+    image = coordinates(256, 256)
+    crop = dataload.RandomResizedCrop(size=2, scale=(0.1, 0.3), ratio=(0.5, 2.0), mirrored=0.0)
+    found = np.array([crop({"jpg": image}, context(index))["jpg"] for index in range(300)], int)
+    rows, columns = 2 * (found[:, 1, 0, 0] - found[:, 0, 0, 0]), 2 * (found[:, 0, 1, 1] - found[:, 0, 0, 1])
+    for values, least, most in ((rows * columns / 2**16, 0.1, 0.3), (columns / rows, 0.5, 2.0)):
+        np.testing.assert_allclose([values.min(), values.max()], [least, most], rtol=0.05)
+        assert abs((values < (least + most) / 2 if most < 1 else values < 1).mean() - 0.5) < 0.1
+
+
 def test_an_image_whose_shape_has_no_part_of_the_ratio():
     """The centre, as in torchvision."""
     crop = dataload.RandomResizedCrop(size=32, scale=(0.9, 1.0), mirrored=0.0)

@@ -115,6 +115,7 @@ def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
 def test_the_size_of_a_png_needs_its_whole_header():
     assert size_in_header(IMAGES["png"][:24]) == PIXELS.shape[:2]
     assert size_in_header(IMAGES["png"][:23]) is None
+    assert size_in_header(IMAGES["png"][:16] + b"\1\2\3\4\5\6\7\x08") == (0x05060708, 0x01020304)
     assert decode_images([memoryview(ODD["head"])] * 2) is None
 
 

@@ -204,9 +204,9 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
     empty["l"].append(1)
     assert source[1]["l"] == []
     first, *lines = path.read_text().splitlines(keepends=True)
-    (tmp_path / "b.jsonl").write_text("".join([first, "{\n", *lines]))
+    (tmp_path / "b.jsonl").write_text("".join([first, *lines, "{\n"]))
     damaged = dataload.open(tmp_path / "b.jsonl", nulls="mask")  # what stands for nulls is found in the other lines
-    assert [repr(damaged[index]) for index in (0, 2, 3)] == [*map(repr, source)]
+    assert [repr(damaged[index]) for index in range(3)] == [*map(repr, source)]
     source = dataload.open([path, path], nulls={"n": "mask", "t": "?", "f": 0}, fields=["t", "n", "f"])
     assert [*source.read_batch([1, 3])] == ["t", "n", "n_is_null", "f"]
     record = source.read([4])[0]

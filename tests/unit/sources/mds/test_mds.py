@@ -151,7 +151,9 @@ def test_an_index_that_has_changed_since_the_source_was_pickled(small):
         pickle.loads(data)[0]
 
 
-def test_fields_and_names():
+def test_fields_and_names(tmp_path):
+    index = shutil.copy(GOLDEN / "all/index.json", tmp_path)
+    assert len(dataload.open(index)) == 9, "no shard is opened yet"
     source = dataload.open(GOLDEN / "all")
     assert [str(source.fields[name]) for name in ("fixed", "any", "str")] == ["int16 (2, 3)", "unknown", "str ()"]
     with pytest.raises(ConfigError, match=r"index\.json has no field 'labl'"):

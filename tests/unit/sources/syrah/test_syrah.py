@@ -193,6 +193,7 @@ HEADERS = [
     (GS + int64s(22, 5), "byte 14: the header says that the metadata have 5 bytes; 0 are left for them"),
     (GS + int64s(22, -1) + bytes(9), "the metadata have -1 bytes; 9 are left"),
     (GS + int64s(22, 4) + bytes(9), "the metadata have 4 bytes"),
+    (GS + int64s(22, 11) + b"\x0b\0\0\0\x04a\0\x03\0\0\0", "BSON document: element 4 of kind 4 is invalid"),
     *((GS + int64s(38, len(document)) + bytes(16) + document, NO_DOCUMENT) for document in DOCUMENTS),
 ]
 

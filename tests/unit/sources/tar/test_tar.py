@@ -197,6 +197,7 @@ class TestDecode:
         def cls(data):
             return data.decode()
 
+        cls.__qualname__ = "cls"
         pack(path, {"a.cls": b"7", "a.left.raw": b"ab", "a.right.raw": b"cd", "a.txt": b"x"})
         source = TarSource(path, decode={"cls": "cls", "raw": lambda data: data.hex(), "left.raw": len})
         assert source[0] == {"__key__": "a", "cls": 7, "left.raw": 2, "right.raw": "6364", "txt": b"x"}

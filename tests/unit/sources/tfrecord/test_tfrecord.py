@@ -57,6 +57,21 @@ def test_damage(tmp_path, old, new, offset, index, message):
             dataload.open(path, max_record_bytes=29)[2]
 
 
+@pytest.mark.parametrize(
+    ("length", "reads"),
+    [
+        (1000, [(0, 4096), (5 * 1016, 1016)]),
+        (32_751, [(0, 4096), (32_767, 5 * 32_767)]),
+        (32_752, [(0, 4096), *((number * 32_768, 12) for number in range(1, 6))]),
+    ],
+)
+def test_reads_are_of_blocks_where_records_are_small_and_of_heads_elsewhere(tmp_path, length, reads):
+    data, found = Path(build(tmp_path / "x.tfrecord", [length] * 6)).read_bytes(), []
+    edges = records.find_records(lambda *read: found.append(read) or data[read[0] : sum(read)], len(data), "x")
+    assert edges.tolist() == [*range(0, len(data) + 1, length + 16)]
+    assert found == reads
+
+
 def test_records_are_found_once(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_LEAST_CACHED", 5)
     path = build(tmp_path / "x.tfrecord", range(20))
@@ -97,7 +112,7 @@ def test_sequence_examples_that_are_refused():
 
 
 class Bytes:
-    """A codec of the first byte, which counts the records that it decodes one by one."""
+    """A codec of the first byte of bytes, not of views, which counts the records that it decodes one by one."""
 
     alone = 0
 
@@ -109,6 +124,7 @@ class Bytes:
         return bytes([record["x"]])
 
     def decode_batch(self, buffers, fields):
+        assert set(map(type, buffers)) == {bytes}
         return {"x": np.array([buffer[0] for buffer in buffers])}
 
 

@@ -7,7 +7,9 @@ import threading
 import numpy as np
 import pytest
 
+import dataload
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
+from dataload.sources.tar.writer import write_index
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
@@ -468,3 +470,27 @@ def test_an_answer_that_is_too_short(monkeypatch):
     monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"1234"]))
     with pytest.raises(SourceError, match=f"cannot read bytes 0 to 5 of {url}: 4 of 5 bytes arrived"):
         storage_of(url, Remote.of(None, {"retries": 1})).read(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "writer", "reader", "record"),
+    [
+        ("x.tar", {"index": False}, {}, {"x": bytes(10_000)}),
+        ("x.tfrecord", {}, {}, bytes(10_000)),
+        ("x.jsonl", {}, {}, {"x": "a" * 10_000}),
+        ("x.npy", {"format": "tokens"}, {"format": "tokens", "window": 5000, "end_token": 1}, [0] * 4999 + [1]),
+    ],
+)
+def test_opening_downloads_a_file_that_it_scans_for_reading_too(tmp_path, name, writer, reader, record):
+    with dataload.create(tmp_path / name, **writer) as made:
+        made.extend([record] * 20)
+    put(url := f"memory://scanned-{next(NUMBERS)}/{name}", (tmp_path / name).read_bytes())
+    remote = {"cache": tmp_path / "cache", "mode": "shards"}
+    with dataload.open(url, remote=remote, **reader) as source, dataload.Loader(source, batch_size=5) as loader:
+        assert len([*loader]) >= 4
+        downloads = loader.statistics().downloads
+    assert (downloads.shards_downloaded, downloads.nbytes) == (0, 0), "since the loader was made"
+    if name == "x.tar":
+        put(other := f"memory://scanned-{next(NUMBERS)}/{name}", (tmp_path / name).read_bytes())
+        assert write_index(other, remote=(settings := Remote.of(None, remote))) == 20
+        assert settings.traffic.total().shards_downloaded == 1

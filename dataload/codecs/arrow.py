@@ -305,7 +305,7 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
     """Return stored numbers in their dtype, with NaN or NaT for nulls."""
     if numbers.dtype != numbers.stored:
         # numpy's times have 8 bytes, and their unit.
-        values = values.astype(np.int64, copy=values.itemsize < 8).view(numbers.dtype)
+        values = np.asarray(values, np.int64).view(numbers.dtype)
     if leaf.null_count:
         values = values.copy()
         values[leaf.is_null().to_numpy(zero_copy_only=False)] = np.nan if numbers.dtype.kind == "f" else "NaT"

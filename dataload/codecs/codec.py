@@ -165,12 +165,9 @@ def takes_views(codec: Codec | None) -> bool:
     return isinstance(codec, _NamedCodec)
 
 
-def _as_buffers(codec: Codec, records: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-    if not isinstance(records, BytesColumn):
-        return records
-    if not takes_views(codec):
-        return list(records)
-    return RecordTable.of(records) or list(records.views())
+def _as_buffers(records: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    """Return a column, which only codecs that take views are given, as a table if possible, or as views."""
+    return (RecordTable.of(records) or list(records.views())) if isinstance(records, BytesColumn) else records
 
 
 def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
@@ -179,7 +176,7 @@ def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices:
     records: list[Any] = []
     try:
         with decoding():
-            records.extend(map(decode, _as_buffers(codec, buffers)))
+            records.extend(map(decode, _as_buffers(buffers)))
     except (CorruptFileError, MemoryError) as error:
         if isinstance(error, CorruptFileError) and error.path is not None:
             raise
@@ -197,4 +194,4 @@ def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Se
     if columns is None:
         return None
     with decoding():
-        return columns(_as_buffers(codec, buffers), fields)
+        return columns(_as_buffers(buffers), fields)

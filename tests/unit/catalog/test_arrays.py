@@ -346,6 +346,7 @@ FLOATS = ["x", "float32", False, 22, 24, 24, [2, 3]]
 SYRAH_LIES = [
     *({"records": 10**15}, {"records": 0}, {"records": "12"}, {"columns": []}, {"columns": None}),
     *({"columns": [[*FLOATS[:3], -1, *FLOATS[4:]]]}, {"columns": [["x", "object", *FLOATS[2:]]]}),
+    {"columns": [[*FLOATS[:3], 100, 32, *FLOATS[5:]]]},  # the last lies inside the metadata
     *({"columns": [[7, *FLOATS[1:]]]}, {"columns": [[*FLOATS[:4], 2**47, *FLOATS[5:]]]}),
 ]
 OTHER_FORMS = [({}, {}), ({"edges": np.arange(3)}, {"columns": [[1]], "alike": "?"})]

@@ -3,6 +3,7 @@
 import gzip
 import re
 
+import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 from hypothesis import given
@@ -45,6 +46,8 @@ def test_a_directory_of_texts(tmp_path):
     lines = dataload.open(directory, records="line")
     assert [record["text"] for record in lines] == ["é", "one", "two", "three", "x", "y"]
     assert lines.reads_in_order
+    found = [lines._data_set().reader(shard).ranges(np.array([0, 2]), None) for shard in (1, 3)]
+    assert [found[0][0].tolist(), found[0][1].tolist(), found[1]] == [[0, 11], [3, 5], None]
     paragraphs = dataload.open([directory / "b.txt"], format="text", records="paragraph", fields=["text"])
     assert [*paragraphs] == [{"text": "one\r\ntwo"}, {"text": "three"}]
     assert len({each.fingerprint() for each in (source, lines, dataload.open(directory, map=False))}) == 2

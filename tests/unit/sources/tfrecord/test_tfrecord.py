@@ -128,9 +128,10 @@ class Bytes:
         return {"x": np.array([buffer[0] for buffer in buffers])}
 
 
-def test_a_codec_decodes_the_records_of_a_batch_together(tmp_path):
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.array_record"])
+def test_a_codec_decodes_the_records_of_a_batch_together(tmp_path, name):
     codec = Bytes()
-    source = dataload.open(build(tmp_path / "x.tfrecord", [4, 4, 4]), codec=codec)
+    source = dataload.open(build(tmp_path / name, [4, 4, 4]), codec=codec)
     assert list(source.fields) == ["x"]
     before = codec.alone
     assert source.read_batch([2, 0])["x"].tolist() == [2, 0]

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from array_records import PLAIN, write_records
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dataload._util.caches import DecodedCache
 from dataload.codecs.wire import encode_varint
@@ -140,6 +138,13 @@ def test_footers_that_no_writer_writes(made, options):
     assert parsed(file_of(made, **options)) is None
 
 
-@given(st.binary(max_size=200))
-def test_any_block_is_a_postscript_or_none(block):
-    assert footer_offset(block) is None or block[69] == 8
+@pytest.mark.parametrize(
+    ("end", "offset"),
+    [
+        (b"\x08\5", 5),
+        (b"\x08\x85\1", 133),
+        *((end, None) for end in (b"\x10\5", b"", b"\x08\xff", b"\x08" + 11 * b"\xff")),
+    ],
+)
+def test_the_offset_of_the_footer(end, offset):
+    assert footer_offset(bytes(69) + end) == offset

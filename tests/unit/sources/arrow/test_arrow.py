@@ -18,7 +18,9 @@ from made_files import change, image, same
 from refusals import refuses
 
 import dataload
+from dataload._util.caches import Memo
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.arrow.ipc import parse_layout
 from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource
 
@@ -474,6 +476,17 @@ def test_pages_that_we_write_have_checksums_that_are_compared(tmp_path):
     change(path, data.index(bytes([0, 0, 0, 0, 0, 1, 0, 0])), b"\1")
     with dataload.open(path) as source, pytest.raises(CorruptFileError, match="CRC checksum"):
         source.read([0])
+
+
+def test_files_that_differ_in_their_values_share_a_layout(tmp_path):
+    known, found = Memo(1), []
+    for values in ([1, 2], [3, 4], [5, None]):
+        column = pa.array(["a", "b"] if values[0] < 5 else ["b", "a"]).dictionary_encode()
+        path = write_arrow(tmp_path / "a.arrow", pa.table({"x": pa.array(values), "word": column}), deltas=False)
+        data = path.read_bytes()
+        found.append(parse_layout(lambda offset, length, data=data: data[offset:][:length], len(data), "", known))
+    assert found[0] is found[1]
+    assert found[2] != found[0], "one has a null"
 
 
 def test_ragged_fields_are_lists(tmp_path):

@@ -208,7 +208,7 @@ def parse_chunks(read: Read, size: int, decompressor: Decompressor) -> Chunks | 
     """Find the records of a file of `size` bytes; None if only the package can read it or explain its defect."""
     # It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and
     # the footer contradict each other. The cost is bounded by the size of the footer.
-    if not size or size % BLOCK_SIZE:
+    if size % BLOCK_SIZE:
         return None
     end = size - BLOCK_SIZE
     try:

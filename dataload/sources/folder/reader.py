@@ -221,7 +221,8 @@ class FolderReader(ShardReader[Record]):
 
     def key(self, index: int) -> str:
         """Return the path of a record, without its suffix."""
-        return self._table.keys(np.array([index]))[0]
+        (found,) = self._table.keys(np.array([index]))
+        return found
 
     def listing(self) -> str:
         """Return a hash of names, sizes and values."""

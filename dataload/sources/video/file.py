@@ -98,18 +98,17 @@ class VideoFile(ShardReader[Record]):
 
     def values(self, name: str, indices: Int64Array) -> Sequence[Any]:
         """Return the values of a field of some records."""
-        numbers = indices * self.options.step
         if name == TIME:
-            return self.table.seconds(numbers).tolist()
+            return self.table.seconds(indices * self.options.step).tolist()
         if name == LABEL:
             return [self._classes.index(self._name.partition("/")[0])] * len(indices)
-        return [f"{self._name}/{number}" for number in numbers.tolist()]
+        return [*map(self.key, indices.tolist())]
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         raise NotImplementedError("the source reads frames, whose groups of pictures it shares among batches")
 
     def key(self, index: int) -> str:
-        return self.values(KEY, np.array([index]))[0]
+        return f"{self._name}/{index * self.options.step}"
 
     def identity(self) -> Any:
         return self._name if self._classes else None

@@ -55,9 +55,9 @@ def describe_files(name: str, files: Sequence[str], records: int, hashed: tuple[
     return ShardFacts(name, size, records, sha256, evidence=evidence)
 
 
-def as_uploaded(facts: ShardFacts, url: str, remote: Remote | None) -> ShardFacts:
-    """Return the facts about a copy of a local shard in an object store."""
-    return replace(facts, name=base_name(url), evidence=Evidence(0, storage_of(url, remote).etag(url)))
+def as_published(facts: ShardFacts, path: str, remote: Remote | None) -> ShardFacts:
+    """Return the facts about a copy of a local shard, as a manifest lists them: with the ETag of an object."""
+    return replace(facts, name=base_name(path), evidence=Evidence(0, storage_of(path, remote).etag(path)))
 
 
 def is_same(facts: ShardFacts, path: str, remote: Remote | None = None) -> bool:

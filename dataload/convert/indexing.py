@@ -17,7 +17,7 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads, run_each
-from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look_locally
+from dataload.catalog.evidence import MOST_THREADS, as_published, describe_files, files_of, hash_files, look_locally
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
@@ -204,7 +204,7 @@ def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFact
         return facts if facts.sha256 else replace(facts, sha256=hash_files(files_of(path)))
     remote, storage = data_set.remote, storage_of(path, data_set.remote)
     leases = [storage.lease(file) for file in files_of(path, remote)]  # reading finds the copies
-    facts = as_uploaded(describe_files(base_name(path), [lease.path for lease in leases], 0), path, remote)
+    facts = as_published(describe_files(base_name(path), [lease.path for lease in leases], 0), path, remote)
     read = _read(data_set, path, source)
     measured = _measured(data_set, path, replace(facts, records=read.records, content=read.content))
     if remote.options.cache is None:  # not to be kept

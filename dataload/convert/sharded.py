@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import as_uploaded
+from dataload.catalog.evidence import as_published
 from dataload.catalog.facts import ShardFacts
 from dataload.catalog.manifest import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
@@ -158,8 +158,7 @@ class ShardedWriter(ClosedOrAborted):
         ends = [sum(self._lengths[: shard + 1]) for shard in range(len(paths))]
         plan = [Shard(path, end - n, end) for path, end, n in zip(paths, ends, self._lengths, strict=True)]
         finished = {
-            shard.name: replace(found, name=shard.name) if remote is None else as_uploaded(found, shard.path, remote)
-            for shard, found in zip(plan, described, strict=True)
+            shard.name: as_published(found, shard.path, remote) for shard, found in zip(plan, described, strict=True)
         }
         update_manifest(self._target.directory, self._entries(plan, finished), remote=remote)
 

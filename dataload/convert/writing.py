@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 
 from dataload._util.system import open_file, read_into_at
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import as_uploaded, describe_files, files_of
+from dataload.catalog.evidence import as_published, describe_files, files_of
 from dataload.catalog.facts import DataSetFacts, ShardFacts, classes_of, with_classes
 from dataload.convert.blocks import read_ahead
 from dataload.convert.mapping import KEY, VALUES, RecordMap, SkippedRecords, describe_values, numbered
@@ -244,7 +244,7 @@ def _write_shard(
         closing.close()
         if local is None:
             return replace(writing.describe(shard.path, len(writer), ahead and ahead.finish()), skipped=left_out)
-        return replace(as_uploaded(local, shard.path, remote), skipped=left_out)
+        return replace(as_published(local, shard.path, remote), skipped=left_out)
 
     return complete
 

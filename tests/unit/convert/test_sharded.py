@@ -9,6 +9,7 @@ import pytest
 
 import dataload
 from dataload import ConfigError, CorruptFileError
+from dataload.catalog import arrays
 from dataload.catalog.manifest import Manifest
 from dataload.errors import SourceError
 
@@ -48,6 +49,17 @@ def test_records_are_divided_as_the_rule_says(tmp_path, name, rule):
     assert listed.records == tuple(map(len, expected))
     assert all(listed.sha256)
     assert len(listed.contents) == 3
+
+
+def test_nothing_is_kept_beside_new_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "_SETTLED_SECONDS", -1)
+    monkeypatch.setattr("dataload.sources.jsonl.reader._LEAST_CACHED", 0)
+    with dataload.create(tmp_path / "d.jsonl", shards=2) as writer:
+        writer.extend({"y": i} for i in range(9))
+    kept = lambda: [name for name in os.listdir(tmp_path) if name.endswith("dataload-index")]  # noqa: E731
+    assert not kept()
+    with dataload.open(tmp_path) as source:
+        assert (len([*source]), len(kept())) == (9, 2)
 
 
 def test_a_manifest_is_that_of_convert(tmp_path):

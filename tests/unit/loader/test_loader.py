@@ -154,6 +154,10 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"fields": ["idnex"]}, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
         ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*choose from labels, tokens"),
         ({"collate": {"indx": "pad"}}, "names the field 'indx', which the samples do not have: did you mean 'index'"),
+        (
+            {"source": MemorySource(TOKENS), "fields": ["labels"], "collate": {"tokens": "pad"}},
+            "names the field 'tokens', which the samples do not have",
+        ),
         ({"pad_value": 0}, PAD_VALUE),
         ({**PADS, "collate": dataload.Collate(BOTH), "pad_value": 0}, PAD_VALUE),
         ({**PADS, "pad_value": {"lables": 1}}, "pad_value names 'lables', which is not a padded .* mean 'labels'"),

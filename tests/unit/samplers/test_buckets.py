@@ -73,5 +73,6 @@ def test_batches_are_those_of_earlier_versions():
         assert [plan.indices.tolist() for plan in plans_of(planner, 1)] == expected
     assert planner.rows_per_step == 24 // 9
     assert BucketBatchSampler(lengths=[], max_tokens=5).rows_per_step == 1
+    assert BucketBatchSampler(lengths=[2] * 3, max_tokens=9).rows_per_step == 3
     grown = BucketBatchSampler(lengths=[3, 40, 12, 12, 7], max_tokens=100).boundaries
     assert grown == (3, 4, 5, 7, 9, 12, 16, 20, 25, 32, 40)

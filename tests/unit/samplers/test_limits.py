@@ -114,6 +114,27 @@ def test_a_component_that_grows_ends_its_pass_first_and_keeps_its_limit(most):
             assert at[at >= position].tolist() == (position + np.flatnonzero(found == index)).tolist()
 
 
+@pytest.mark.parametrize("later", [1, 2, 4, 13, 30])
+def test_a_component_that_grows_twice_ends_the_pass_that_it_is_in(later):
+    mixtures = [Mixture((GlobalShuffle(length, 1), Sequential(4)), (1, 2), "never") for length in (5, 8, 9)]
+    small, middle, large = mixtures
+    samplers = [each.samplers[0] for each in mixtures]
+    for position in range(20):
+        changes = middle.grown(small, np.array([1, 0]), position, epoch=0)
+        grown = middle.with_changes(changes, {(0, 1): samplers[0]})
+        changes = large.grown(grown, np.array([2, 0]), position + later, epoch=0)
+        found = large.with_changes(changes, {(0, 1): samplers[0], (0, 2): samplers[1]})
+        first = -(-int(small.given(position, epoch=0)[0][0]) // 5)
+        drawn = int(grown.given(position + later, epoch=0)[0][0])
+        second = -(-max(0, drawn - 5 * first) // 8)
+        expected = [*itertools.islice(passes_of(samplers[0], 0), 5 * first)]
+        expected += itertools.islice(passes_of(samplers[1], first), 8 * second)
+        expected += itertools.islice(passes_of(samplers[2], first + second), 50)
+        served = found.indices(np.arange(position + later, 120), epoch=0)
+        own = served[served < 9].tolist()
+        assert own == expected[drawn:][: len(own)]
+
+
 def test_passes_of_few_records():
     mixture = Mixture((Sequential(1), Sequential(0), Sequential(3)), (1, 0, 1), "never")
     assert mixture.given(8, epoch=0)[1].tolist() == [4, 0, 4 / 3]

@@ -80,6 +80,8 @@ def test_rows_are_those_of_a_plain_loop_for_any_ranks(
         planner = PackedBatchSampler(sampler=sampler, lengths=lengths, rank=rank, **settings)
         assert planner.items(1) == len(expected)
         assert planner.steps(1) == steps
+        named = [value for name, value in planner.order[1:] if name == "strategy"]
+        assert named == ["best-fit"] * (strategy == "best-fit"), "states of first-fit name none"
         cut = data.draw(st.integers(0, steps))
         plans = [*planner.plans(range(cut), epoch=1), *planner.plans(range(cut, steps), epoch=1)]
         for step, plan in enumerate(plans):

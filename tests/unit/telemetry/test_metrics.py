@@ -123,6 +123,16 @@ def test_a_rank_is_published_when_it_is_known(collect, monkeypatch):
         assert {key[1:3] for key in collect()} == {("loader-0", 3), ("loader-1", 3)}
 
 
+def test_the_rank_of_a_loader_with_torchs_arguments(collect, monkeypatch):
+    torch = pytest.importorskip("dataload.torch")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    with torch.DataLoader(range(8)) as loader:
+        instrument(loader, meter_provider=collect.provider)
+        next(iter(loader))
+        assert {key[1:3] for key in collect()} == {("loader-0", 3)}
+
+
 def test_a_loader_that_was_dropped_is_gone(collect):
     loader = Loader(RangeSource(8), batch_size=4, num_workers=1)
     spans = TracerProvider()

@@ -70,7 +70,13 @@ def test_the_iterator_has_the_length_and_the_processes_of_torchs():
     assert len(list(iterator)) == 3
     for process in processes:
         process.join(60)
+        process.terminate()  # which does nothing now
     assert [process.is_alive() for process in processes] == [False, False]
+    iterator = iter(DataLoader(Made(int), 3, **workers(1)))
+    (process,) = iterator._workers
+    process.terminate()
+    process.join(60)
+    assert not process.is_alive()
     assert len(iter(DataLoader(np.arange(8), 3))) == 3
 
 

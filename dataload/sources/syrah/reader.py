@@ -280,7 +280,7 @@ def _row_of(readers: Mapping[str, _Reader], count: int) -> tuple[Any, dict[str, 
     length = max((line[0] + line[2] for line in lines.values()), default=0) - start
     strides = {line[1] for line in lines.values()} if count > 1 else {length}
     if len(lines) < 2 or len(strides) > 1 or length > (stride := strides.pop()):
-        return (0, 1), {}
+        return None, {}
     return (start, stride), {name: line[0] - start for name, line in lines.items()}
 
 

@@ -336,6 +336,7 @@ LMDB_LIES = {
 }
 WRONG_NUMBERS = {
     "backwards": lambda found: found[::-1],
+    "backwards after the first": lambda found: np.concatenate([found[:1], found[:0:-1]]),
     "of another dtype": lambda found: found.astype(np.int32),
     "none": lambda found: found[:0],
     "beyond": lambda found: found + 2**40,

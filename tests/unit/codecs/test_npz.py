@@ -160,7 +160,8 @@ def overlapping(count):
 
 def moved(data):
     """An archive whose directory has a member near the end of the data."""
-    return data[:-26] + (len(data) - 10).to_bytes(4, "little") + data[-22:]
+    name = data.index(b"PK\1\2") + 46
+    return data[: name - 4] + (len(data) - 10).to_bytes(4, "little") + data[name:]
 
 
 def encrypted():

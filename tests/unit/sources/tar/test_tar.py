@@ -13,7 +13,7 @@ from dataload import Loader
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import TarWriter, write_index
-from dataload.types import FieldSpec
+from dataload.types import BytesColumn, FieldSpec
 
 
 @pytest.fixture
@@ -168,7 +168,9 @@ class TestIndex:
         with pytest.raises(SourceNotFoundError):
             len(TarSource(path, index="a.idx"))
         index.write_text("v1.1 2\nx 1536 3\nx 512 3\n")
-        assert TarSource(path).read_batch([0, 1]) == {"__key__": ["b", "a"], "x": [b"456", b"123"]}
+        batch = TarSource(path).read_batch([0, 1])
+        assert batch == {"__key__": ["b", "a"], "x": [b"456", b"123"]}
+        assert type(batch["x"]) is BytesColumn, "copied at once, also of one field"
 
 
 class TestDecode:

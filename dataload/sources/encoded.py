@@ -99,11 +99,11 @@ class GatheredTable(RecordTable):
 
     __slots__ = ("_all", "_file", "_last", "_length", "_offsets")
 
-    def __init__(self, file: RecordFile, offsets: Int64Array, length: int, last: LastLayout | None = None) -> None:
+    def __init__(self, file: RecordFile, offsets: Int64Array, length: int, last: LastLayout) -> None:
         self._file = file
         self._offsets = offsets
         self._length = length
-        self._last = LastLayout(1) if last is None else last
+        self._last = last
         self._all: BytesArray | None = None
 
     @property
@@ -151,7 +151,7 @@ _SHORTEST = 8  # bytes of records that the core compares
 
 
 def gather_records(
-    file: RecordFile, offsets: Int64Array, lengths: Int64Array, last: LastLayout | None = None
+    file: RecordFile, offsets: Int64Array, lengths: Int64Array, last: LastLayout
 ) -> RecordTable | BytesColumn:
     """Return records, at least one, in one block of memory: for codecs that copy what they keep."""
     length = int(lengths[0])

@@ -254,8 +254,10 @@ class OpenShards(Generic[T_co]):
     alike: ShardReader[T_co] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
+    evicts: bool = field(init=False)  # whether more shards are read than may be open
 
     def __post_init__(self) -> None:
+        self.evicts = len(self.readers) > self.most_open
         if self.directory is not None:
             self.directory.place(self.ends)
 
@@ -316,14 +318,14 @@ class OpenShards(Generic[T_co]):
         try:
             return read(self.reader(shard), indices)
         finally:
-            if len(self.readers) > self.most_open:
-                self._release_if_evicted(shard)
+            self._release_if_evicted(shard)
 
     def _release_if_evicted(self, shard: int) -> None:
         """Close a shard that other threads evicted before a read opened it again."""
-        with self.lock:
-            if shard not in self.recent:
-                self._release(shard)
+        if self.evicts:
+            with self.lock:
+                if shard not in self.recent:
+                    self._release(shard)
 
     def _release(self, shard: int) -> None:
         reader = self.readers[shard]
@@ -335,7 +337,7 @@ class OpenShards(Generic[T_co]):
         reader = self.readers[shard]
         if reader is None:
             reader = self._open(shard)
-        if len(self.readers) > self.most_open:
+        if self.evicts:
             with self.lock:
                 self.recent[shard] = None
                 self.recent.move_to_end(shard)
@@ -353,8 +355,7 @@ class OpenShards(Generic[T_co]):
 
     def _open_and_release(self, shard: int) -> ShardReader[T_co]:
         reader = self._open(shard)
-        if len(self.readers) > self.most_open:
-            self._release_if_evicted(shard)
+        self._release_if_evicted(shard)
         return reader
 
     def _open(self, shard: int) -> ShardReader[T_co]:

@@ -102,7 +102,7 @@ def read_arrays(place: Place, key: str) -> CachedTable:
         if stop + _aligned(header.get("tail", 0)) != status.st_size - start:
             raise ValueError("size differs from the header")
         data = np.empty(stop, np.uint8)
-        begun = begun[start : start + stop]
+        begun = begun[start:][:stop]
         data[: len(begun)] = np.frombuffer(begun, np.uint8)
         left = data.data[len(begun) :]
         while len(left) and (count := read_into_at(descriptor, left, start + stop - len(left))):  # 2 GiB at a time

@@ -89,11 +89,11 @@ def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int)
 
 
 class FileIdentity(NamedTuple):
-    """Version of a file: size in bytes, time of the last change in ns, and (device, inode)."""
+    """Version of a file: size in bytes, time of the last change in ns, and (device, inode), if it is a local file."""
 
     size: int
     changed: int
-    file: tuple[int, int]
+    file: tuple[int, int] = (0, 0)
 
     @classmethod
     def at(cls, path: str) -> FileIdentity:

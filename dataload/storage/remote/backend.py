@@ -96,7 +96,7 @@ class RemoteStorage:
 
     def identity(self, path: str) -> FileIdentity:
         version = self.version(path)
-        return FileIdentity(version.size, version.number, (0, 0))
+        return FileIdentity(version.size, version.number)
 
     def read(self, path: str) -> bytes:
         with self.open(path) as file:

@@ -182,7 +182,7 @@ def local_copy(
 ) -> ReopenedFile[Any]:
     """Open a cached shard as a local file; `take` leases it at each opening, `keep` returns what the file holds."""
     # The file may have been evicted and downloaded again before it is reopened; its name tells the version.
-    identity = FileIdentity(version.size, version.number, (0, 0))
+    identity = FileIdentity(version.size, version.number)
     made: list[weakref.ref[ReopenedFile[Any]]] = []
 
     def opened(kind: Any) -> Any:

@@ -9,8 +9,9 @@ from made_files import same
 from dataload._util.caches import DecodedCache
 from dataload.codecs.layout import RecordTable
 from dataload.codecs.tensorprotos import decode_batch, encode
-from dataload.sources.encoded import GatheredTable
+from dataload.sources.encoded import GatheredTable, LastLayout, gather_records
 from dataload.storage import storage_of
+from dataload.types import BytesColumn
 
 
 def test_the_parts_used_last_stay_within_the_limit():
@@ -50,11 +51,28 @@ def test_records_that_are_gathered_decode_as_those_in_one_array(tmp_path, name):
     rows = np.random.default_rng(0).integers(0, 20, 60)
     chosen = [data[row] for row in rows]
     file = storage_of(str(path)).map(str(path))
-    gathered = GatheredTable(file, 3 + rows * length, length)
+    gathered = GatheredTable(file, 3 + rows * length, length, LastLayout(1))
     table = RecordTable(np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, length))
     assert (len(gathered), bytes(gathered[0]), [*map(bytes, gathered[5:9])]) == (60, chosen[0], chosen[5:9])
     assert [*map(bytes, table[5:9])] == chosen[5:9]
     for fields in (None, ["x"], ["b"]):
-        for records in (gathered, GatheredTable(file, 3 + rows * length, length), table):
+        for records in (gathered, GatheredTable(file, 3 + rows * length, length, LastLayout(1)), table):
             same(decode_batch(records, fields), decode_batch(chosen, fields), "batch")
     assert [*map(bytes, gathered)] == chosen
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mapped", "kind"),
+    [
+        ([2, 2], True, GatheredTable),
+        ([2, 2], False, RecordTable),
+        ([2, 3], True, BytesColumn),
+        ([0, 0], True, BytesColumn),
+    ],
+)
+def test_only_records_of_one_length_are_gathered_as_a_table(tmp_path, lengths, mapped, kind):
+    (tmp_path / "data").write_bytes(b"abcdef")
+    file = storage_of("").map(str(tmp_path / "data"), mapped=mapped)
+    found = gather_records(file, np.array([1, 3]), np.array(lengths), LastLayout(1))
+    assert type(found) is kind
+    assert [*map(bytes, found)] == [b"bc"[: lengths[0]], b"def"[: lengths[1]]]

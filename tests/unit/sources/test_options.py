@@ -252,9 +252,12 @@ def test_a_codec_of_a_format_has_the_limit(tmp_path, name, records, writing, rea
 
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
-def test_every_format_has_the_option(entry):
+def test_every_format_has_the_options_of_files(entry):
     required = {"tokens": {"window": 2}, "tfds": {"split": "train"}}.get(entry.name, {})
-    assert entry.reader_options.parse(required, "x").max_record_bytes == 1 << 30
+    found = entry.reader_options.parse(required, "x")
+    assert (found.max_record_bytes, found.remote_settings) == (1 << 30, None)
+    found = entry.reader_options.parse({**required, "storage_options": {"region": "x"}}, "x")
+    assert (found.remote_settings.store.arguments(), found.storage_options) == ({"region": "x"}, None)
     assert "max_record_bytes" not in entry.reader_options.parse({**required, "max_record_bytes": 5}, "x").content()
     for wrong in (0, -1, 1.5, "1", True, None):
         with pytest.raises(ConfigError, match=f"max_record_bytes must be an integer >= 1, got {wrong!r}"):

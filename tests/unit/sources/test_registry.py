@@ -11,7 +11,7 @@ import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
 from dataload.sources.discover import check_complete, find_destination, find_shards, harmless_options
 from dataload.sources.format import HEAD_BYTES, Format
-from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, get_format
+from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, format_of_files, get_format
 from dataload.storage import Remote, storage_of
 
 TESTS = Path(__file__).parents[2]
@@ -54,6 +54,13 @@ def test_a_suffix_means_a_format(paths, name):
     assert by_suffix("") is None
 
 
+def test_a_suffix_decides_without_a_look_at_the_files_unless_a_variant_shares_it():
+    assert [format_of_files([f"none/{name}"] * 2, None).name for name in ("a.syr", "a.csv")] == ["syrah", "csv"]
+    for name in ("a.lmdb", "a.torchrecord"):
+        with pytest.raises(SourceNotFoundError):
+            format_of_files([f"none/{name}"], None)
+
+
 ABSENT = r"that adds format 'absent' cannot be imported \(countdown_plugin_of_another_day:Source\): No module"
 MISSPELT = r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwon"
 X = Format(name="x", source="x:X")
@@ -86,6 +93,7 @@ def test_what_is_refused(plugin, monkeypatch, tmp_path, call, error, message):
 def test_options_that_do_not_affect_records():
     found = harmless_options(get_format("csv"))
     assert found == {"cached_bytes", "max_record_bytes", "remote", "storage_options", "verify"}
+    assert harmless_options(get_format("lmdb")).isdisjoint({"codec", "keys"})
 
 
 def test_a_format_is_imported_only_when_it_is_loaded():

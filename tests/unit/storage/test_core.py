@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.storage.core import PLACE_BITS, core
+from dataload.storage.core import PLACE_BITS, core, core_name
 
 PLAIN = -1
 DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
 
 
 def test_it_is_compiled_where_there_is_a_compiler():
+    assert core_name() == ("compiled" if hasattr(core(), "Maps") else "numpy")
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert len(CORES) == 2, "run: python build_core.py"

@@ -99,6 +99,7 @@ def test_reading(root):
         file.read(2559, 2)
     file.release()
     assert file.read(0, 2) == data[:2]
+    assert not file.is_written()
     put(url, data[::-1])
     with pytest.raises(CorruptFileError, match=f"{url}: the file has been rewritten since it was opened"):
         file.read(0, 3)
@@ -359,6 +360,10 @@ def test_files_read_as_a_whole_take_turns_in_a_cache_that_holds_some(root, tmp_p
 
 def test_a_shard_that_the_plan_does_not_want_is_read_by_range(root, tmp_path):
     storage, url = opened(root, cache=tmp_path), f"{root}/top"
+    storage._remote.boards["mode"] = "ranges"  # that a loader has chosen
+    assert storage.map(url).read(0, 3) == b"top"
+    assert not (tmp_path / "shards").exists()
+    del storage._remote.boards["mode"]
     board = storage._remote.boards["board"] = Board(str(tmp_path), [url])
     board.set(0, Coming.NEVER)
     assert storage.map(url).read(0, 3) == b"top"

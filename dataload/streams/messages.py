@@ -154,7 +154,7 @@ class RowTask(NamedTuple):
     epoch: int
     step: int  # the first step of the session
     starts: tuple[RowStart, ...]  # empty after the first task of a session
-    most: int  # maximum number of steps
+    most: int = 1  # maximum number of steps
 
 
 class StepRows(NamedTuple):

@@ -186,7 +186,7 @@ class StreamWorkers:
                 executor,
                 self._sessions,
                 slice(first, first + len(rows)),
-                RowTask(next(self._sessions), epoch, step, starts[first : first + len(rows)], 1),
+                RowTask(next(self._sessions), epoch, step, starts[first : first + len(rows)]),
                 window=self._window if ahead else 0,
                 hand_over=self._hand_over if ahead else 0,
                 others=self._executors,
@@ -257,7 +257,7 @@ class RowSteps:
                     raise
                 self.close()
                 starts = here.starts() if isinstance(here, StepRows) else here
-                self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows], 1)
+                self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows])
                 self.request()
                 for executor in self._others:
                     executor.use(1)  # starts another worker now if its own was lost with the same node

@@ -170,7 +170,7 @@ class Made(Result):
 def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     settings = {"window": 2, "hand_over": 1, **settings}
     executor = Recorded(seconds, values, settings.pop("of", "columns"))
-    made = workers.RowSteps(executor, itertools.count(1), slice(0, 1), RowTask(0, 0, 5, ("start",), 1), **settings)
+    made = workers.RowSteps(executor, itertools.count(1), slice(0, 1), RowTask(0, 0, 5, ("start",)), **settings)
     made.request()
     assert len(executor.tasks) == settings["window"] + 1  # the one that is waited for
     for step in range(5, 65):

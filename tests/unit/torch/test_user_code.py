@@ -200,6 +200,8 @@ def test_workers_take_turns():
     )
     assert [batch.unique().item() for batch in loader] == [0, 1, 2, 0]
     assert lists(DataLoader(Together(3), **workers(3))) == [[i] for i in range(6)]
+    out_of_order = DataLoader(Together(2), prefetch_factor=1, in_order=False, **workers(2))
+    assert sorted(lists(out_of_order)) == [[i] for i in range(6)]
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------

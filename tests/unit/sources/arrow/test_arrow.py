@@ -19,6 +19,7 @@ from refusals import refuses
 
 import dataload
 from dataload._util.caches import Memo
+from dataload.codecs.arrow import without_views
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.ipc import parse_layout
 from dataload.sources.arrow.parquet import ParquetSource
@@ -257,6 +258,12 @@ def test_a_null_is_an_error_of_its_record_only(tmp_path, column):
         assert len(source.read([0, 1, 0])) == 3
         assert source.read_batch([2, 0], ["y"])["y"].tolist() == [3, 1]
         refuses(source, [0, 2, 2], message, path=source.paths[0], index=2)
+
+
+def test_lists_without_views_keep_their_type():
+    for make in (pa.list_, pa.large_list):
+        assert without_views(make(pa.int8())) == make(pa.int8())
+        assert without_views(make(pa.string_view())) == make(pa.large_string())
 
 
 def test_only_chosen_columns_are_decoded_and_a_bounded_number_of_groups_is_kept(tmp_path, monkeypatch):

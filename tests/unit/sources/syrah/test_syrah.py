@@ -175,6 +175,14 @@ def test_metadata_that_contradict_the_file(path, metadata, message):
     assert caught.value.offset is not None
 
 
+def test_documents_have_a_limit_of_elements(path):
+    most = dict.fromkeys(map(str, range((1 << 16) - len(key()))))
+    assert len(SyrahSource(assemble(path, bytes(16), {"x": {**key(), **most}}))) == 1
+    assemble(path, bytes(16), {"x": {**key(), **most, "more": None}})
+    with pytest.raises(CorruptFileError, match="a document of the metadata has more than 65536 elements"):
+        len(SyrahSource(path))
+
+
 def nested(depth):
     heads = [(5 + 8 * level).to_bytes(4, "little") + b"\x03a\0" for level in range(depth, 0, -1)]
     return b"".join([*heads, b"\5\0\0\0\0", b"\0" * depth])

@@ -87,6 +87,7 @@ def test_sums_of_unsigned_and_of_signed_bytes(name):
     bytes_summed = before + b" " * 8 + after
     sums = {sum(bytes_summed), sum(byte - 256 if byte > 127 else byte for byte in bytes_summed)}
     assert {total for total in range(8_000) if is_tar(before + b"%06o\0 " % total + after)} == sums
+    assert all(is_tar(before + digits % max(sums) + after) for digits in (b"%07o\0", b"%08o"))
     assert not is_tar(block[:-1])
 
 

@@ -70,8 +70,8 @@ class PackageReaders:
                 raise _find_corrupt(reader, indices, self._file, error) from error
             finally:
                 self._check_overwritten()
-        if max(map(len, data)) > limit:  # only the package knows before that
-            check_lengths(np.fromiter(map(len, data), np.int64), limit, indices, self._file)
+        # Only the package knows them before that.
+        check_lengths(np.fromiter(map(len, data), np.int64, len(data)), limit, indices, self._file)
         return data
 
     def _check_overwritten(self) -> None:

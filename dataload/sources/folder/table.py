@@ -203,8 +203,7 @@ def pattern_table(names: list[str], values: Int64Array, path: str, pattern: str,
     suffixes: dict[str, set[str]] = {}
     for number, name in enumerate(names):
         found = match(name)
-        if found is None:
-            continue
+        assert found is not None, "only such files are listed"
         key = name[: found.end("key")]
         suffix = name[len(key) :].lstrip("./").lower()
         field = field_of(suffix) or "file"

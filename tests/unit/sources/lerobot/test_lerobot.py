@@ -130,6 +130,7 @@ def test_golden_statistics_and_sizes(tmp_path):
     root = shutil.copytree(GOLDEN, tmp_path / "robot")
     with dataload.open(root, video={"size": (24, 32)}) as source:
         assert source.stats["action"]["mean"].shape == (2,)
+        assert source.groups == (*[2] * 23, 1, 2, 2, 1, *[2] * 16, 1, 1), "and episodes of 20, 27, 5, 33 and 1"
         assert source[3]["observation.images.top"].shape == (24, 32, 3)
         with dataload.open(root) as other:
             assert other.fingerprint() != source.fingerprint()

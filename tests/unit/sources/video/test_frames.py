@@ -153,6 +153,8 @@ def test_frames_are_decoded_before_they_are_read():
         while reader.held < 8:
             assert time.monotonic() < until
             os.sched_yield()
+        (worker,) = (each for each in threading.enumerate() if each.name.startswith("dataload-video"))
+        assert worker.daemon
 
 
 def test_few_steps_are_planned_beyond_those_that_wait():

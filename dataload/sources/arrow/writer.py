@@ -17,6 +17,7 @@ from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 
 _MOST_RECORDS = 1 << 16  # in a row group or batch
+_NUMBERS = frozenset((bool, int, float))
 
 
 class TableWriter(Writer):
@@ -194,6 +195,12 @@ def _plain(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
+    """Return about how many bytes Arrow stores for a value."""
     if isinstance(value, (str, bytes)):
         return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, cast("Mapping[Any, Any]", value).values()))
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return 8 * len(items) if _NUMBERS.issuperset(map(type, items)) else sum(map(_size, items))
     return int(getattr(value, "nbytes", 8))

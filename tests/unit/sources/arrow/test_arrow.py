@@ -466,7 +466,11 @@ def test_what_a_table_cannot_store(tmp_path, records, options, message):
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("value", [7, 0.5, "abcdefgh", b"abcdefgh", np.float64(1), np.zeros((2, 2), np.int16)], ids=str)
+SIZED = [7, 0.5, "abcdefgh", b"abcdefgh", np.float64(1), np.zeros((2, 2), np.int16)]
+SIZED += [[3], [["abc", "defgh"]], {"role": "user", "content": ["abcd"]}]  # which are 8 bytes
+
+
+@pytest.mark.parametrize("value", SIZED, ids=str)
 def test_groups_have_the_bytes_that_were_asked_for(tmp_path, value):
     for group_bytes, rows in ((16, [2, 2, 1]), (17, [3, 2]), (8, [1] * 5)):
         with dataload.create(tmp_path / "a.parquet", group_bytes=group_bytes, overwrite=True) as writer:

@@ -145,7 +145,10 @@ class Appender(ShardedWriter):
         probe = os.path.join(self._staging.temporary, f"probe{self._suffix}")
         with self._entry.create(probe, options=self._writing.options) as writer:
             writer.write(record)
-        found = fields_of(self._entry, [probe], self._listed.options)
+        try:
+            found = fields_of(self._entry, [probe], self._listed.options)
+        except ConfigError:  # the format's reader needs options from its user
+            return
         if difference := _difference(self._listed.fields, found):
             message = f"{difference}: write records with the same fields as {self._listed.pattern}, or another data set"
             raise ConfigError(f"{message}, which ConcatSource joins to this one", key="fields")

@@ -113,7 +113,8 @@ class ShardedWriter(ClosedOrAborted):
         return self._open[shard]
 
     def _staged(self, shard: int) -> str:
-        suffix = next((s for s in self._entry.suffixes if self._target.path.lower().endswith(s)), "")
+        path = self._target.path
+        suffix = next((s for s in self._entry.suffixes if path.lower().endswith(s)), os.path.splitext(path)[1])
         return os.path.join(self._staging.temporary, f"{shard:08d}{suffix}")
 
     def extend(self, records: Iterable[Any]) -> None:

@@ -196,6 +196,8 @@ def _plain(value: Any) -> Any:
 
 def _size(value: Any) -> int:
     """Return about how many bytes Arrow stores for a value."""
+    if isinstance(value, str) and not value.isascii():
+        return len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):

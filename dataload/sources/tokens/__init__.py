@@ -152,4 +152,5 @@ TOKENS = Format(
     writer_options=TokenWriterOptions,
     # No suffixes, because .npy and .bin mean many things, and lie beside the shards of other formats.
     magic="dataload.sources.tokens.documents:holds_tokens",
+    index_path="dataload.sources.tokens.documents:index_path",
 )

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,23 @@ def decoding(name):
 def listed(directory):
     (entry,) = json.loads((directory / "dataload.json").read_bytes())["data_sets"]
     return entry
+
+
+@pytest.mark.parametrize("name", ["d.npy", "d.bin"])
+def test_shards_of_tokens_are_files_with_indexes(tmp_path, name):
+    documents, options = [np.arange(n, n + 3 + n % 4) for n in range(9)], {"format": "tokens", "dtype": "int32"}
+    (tmp_path / "shards").mkdir()
+    with dataload.create(tmp_path / "shards" / name, records_per_shard=3, **options) as writer:
+        writer.extend(documents[:6])
+    with dataload.create(tmp_path / "shards", append=True, **options) as appended:
+        appended.extend(documents[6:])
+    assert listed(tmp_path / "shards")["shards"]["records"] == [3, 3, 3]
+    for start, path in enumerate([*writer.paths, *appended.paths]):
+        with dataload.create(tmp_path / name, overwrite=True, **options) as alone:
+            alone.extend(documents[3 * start :][:3])
+        for suffix in (name[1:], ".idx"):
+            assert Path(path).with_suffix(suffix).read_bytes() == (tmp_path / f"d{suffix}").read_bytes()
+    assert len(os.listdir(tmp_path / "shards")) == 7
 
 
 @pytest.mark.parametrize("name", FORMATS)

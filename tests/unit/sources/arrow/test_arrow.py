@@ -467,7 +467,7 @@ def test_what_a_table_cannot_store(tmp_path, records, options, message):
 
 
 SIZED = [7, 0.5, "abcdefgh", b"abcdefgh", np.float64(1), np.zeros((2, 2), np.int16)]
-SIZED += [[3], [["abc", "defgh"]], {"role": "user", "content": ["abcd"]}]  # which are 8 bytes
+SIZED += ["äöüß", [3], [["abc", "defgh"]], {"role": "user", "content": ["abcd"]}]  # which are 8 bytes, too
 
 
 @pytest.mark.parametrize("value", SIZED, ids=str)

@@ -172,7 +172,8 @@ class Filter:
             return None
         try:
             is_condition = isinstance(self.predicate, Expression)
-            code = repr(self.predicate) if is_condition else code_digest(self.predicate)
+            # What version 0.2 has kept of conditions may be inexact.
+            code = f"exactly {self.predicate!r}" if is_condition else code_digest(self.predicate)
             options = code, self.fields, self.source.fingerprint()
         except ValueError as error:
             _log.warning(

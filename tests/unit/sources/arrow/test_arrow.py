@@ -264,6 +264,8 @@ def test_lists_without_views_keep_their_type():
     for make in (pa.list_, pa.large_list):
         assert without_views(make(pa.int8())) == make(pa.int8())
         assert without_views(make(pa.string_view())) == make(pa.large_string())
+    assert without_views(pa.map_(pa.string_view(), pa.int8())) == pa.map_(pa.large_string(), pa.int8())
+    assert without_views(pa.map_("int8", "int8", keys_sorted=True)) == pa.map_("int8", "int8", keys_sorted=True)
 
 
 def test_only_chosen_columns_are_decoded_and_a_bounded_number_of_groups_is_kept(tmp_path, monkeypatch):

@@ -390,13 +390,12 @@ def test_what_is_no_video(tmp_path):
         dataload.open(big, max_record_bytes=4000)
 
 
-@pytest.mark.parametrize(("codec", "part"), [("mpeg4", 0.5), ("libx264", 0.6)])  # in the first and second group
-def test_a_damaged_frame_says_when_it_is_shown(tmp_path, codec, part):
-    path = write_video(tmp_path / "a.avi", 40, codec=codec, b_frames=0, gop=10)
+def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
+    # Not H.264: its encoder's bytes vary, and some damage in them is no error of FFmpeg's.
+    path = write_video(tmp_path / "a.avi", 40, codec="mpeg4", b_frames=0, gop=10)
     images = decoded(path)[0]
     data = bytearray(path.read_bytes())
-    at = int(len(data) * part)
-    data[at : at + 60] = bytes(60)
+    data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)
     path.write_bytes(data)
     source = dataload.open(path)
     wrong = list[int]()

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 48
 """Larger sizes are cut to this limit, so that their sums fit into int64."""
 
 IMMUTABLE = frozenset((bool, int, float, str, bytes))
-"""Types of plain values, which nobody can change: a list of them is copied without its items."""
+"""Types whose values cannot change, so that copying a list of them need not copy its items."""
 
 _MOST_AXES = 63  # numpy allows 64, and a batch adds one
 _MOST_ITEMS = 1 << 40  # of an empty array: numpy multiplies the other extents and the rows into an int64

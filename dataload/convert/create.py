@@ -21,7 +21,7 @@ from dataload.catalog.manifest import MANIFEST_NAME, Manifest, locked, read_mani
 from dataload.catalog.statistics import DataSetStatistics, merge_fields
 from dataload.convert.measuring import fields_of, measure, narrow, without_cache
 from dataload.convert.plan import Shard, Target
-from dataload.convert.sharded import Rule, ShardedWriter
+from dataload.convert.sharded import Rule, ShardedWriter, suffix_of
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_destination, split_format, unfinished_conversions
 from dataload.sources.format import Format
@@ -112,7 +112,7 @@ class Appender(ShardedWriter):
         entry = _format_of(self._listed, given)
         first = self._listed.names[0]
         plain = _TENSORFLOW.sub("", first)
-        suffix = next((each for each in entry.suffixes if plain.lower().endswith(each)), os.path.splitext(plain)[1])
+        suffix = suffix_of(entry, plain)
         stem, suffix = plain[: len(plain) - len(suffix)], plain[len(plain) - len(suffix) :]
         number = _NUMBER.search(stem)
         self._head, self._suffix = (stem[: number.start()] if number else f"{stem}-"), suffix
@@ -147,8 +147,10 @@ class Appender(ShardedWriter):
             writer.write(record)
         try:
             found = fields_of(self._entry, [probe], self._listed.options)
-        except ConfigError:  # the format's reader needs options from its user
-            return
+        except ConfigError:
+            if self._listed.fields:
+                raise
+            return  # the format's reader needs options from its user, so that the manifest has no fields either
         if difference := _difference(self._listed.fields, found):
             message = f"{difference}: write records with the same fields as {self._listed.pattern}, or another data set"
             raise ConfigError(f"{message}, which ConcatSource joins to this one", key="fields")

@@ -18,6 +18,7 @@ from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError
+from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
 from dataload.storage.errors import write_errors
@@ -113,9 +114,7 @@ class ShardedWriter(ClosedOrAborted):
         return self._open[shard]
 
     def _staged(self, shard: int) -> str:
-        path = self._target.path
-        suffix = next((s for s in self._entry.suffixes if path.lower().endswith(s)), os.path.splitext(path)[1])
-        return os.path.join(self._staging.temporary, f"{shard:08d}{suffix}")
+        return os.path.join(self._staging.temporary, f"{shard:08d}{suffix_of(self._entry, self._target.path)}")
 
     def extend(self, records: Iterable[Any]) -> None:
         for record in records:
@@ -213,6 +212,11 @@ class ShardedWriter(ClosedOrAborted):
 
     def __repr__(self) -> str:
         return f"ShardedWriter({self._target.path!r}, {self._count} records, {self._state})"
+
+
+def suffix_of(entry: Format, path: str) -> str:
+    """Return the suffix of the format that a path ends with, in lower case, or what follows the last dot."""
+    return next((each for each in entry.suffixes if path.lower().endswith(each)), os.path.splitext(path)[1])
 
 
 def _unchanged(record: Any, _: int, __: int | None) -> Any:

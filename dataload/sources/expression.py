@@ -222,13 +222,19 @@ def _exactly(operation: str, value: float, kind: np.dtype[Any]) -> tuple[str, An
 
 
 def _exact_among(values: Collection[Any], kind: np.dtype[Any]) -> list[Any]:
-    """Return those of some numbers that are of a type."""
+    """Return the numbers that a type can hold exactly."""
+    kinds = {*map(type, values)}
+    if kind.kind != "f" and kinds == {int}:  # as nearly always; one by one, long lists would take 20 times as long
+        least, most = np.iinfo(kind).min, np.iinfo(kind).max
+        return [each for each in values if least <= each <= most]
+    if kind == np.float64 and kinds == {float}:
+        return [each for each in values if each == each]
     found = (_exactly("==", each, kind) for each in values)
     return [each[1] for each in found if not isinstance(each, bool)]
 
 
 def _are_numbers(values: Collection[Any]) -> bool:
-    return all(type(each) in (int, float) for each in values)
+    return {int, float}.issuperset(map(type, values))
 
 
 def _in_arrow(operation: str, array: Any, other: Any, pa: Any, pc: Any) -> Any:
@@ -262,7 +268,7 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
         return ~valid, valid
     values, holds, operation = every[valid], np.zeros(len(valid), np.bool_), leaf.operation
     if every.dtype.kind in "iuf" and operation == "in" and _are_numbers(compared):
-        compared = np.array(_exact_among(compared, every.dtype), every.dtype)
+        compared = _exact_among(compared, every.dtype)
     elif every.dtype.kind in "iuf" and operation in _COMPARE and _are_numbers([compared]):
         found = _exactly(operation, compared, every.dtype)
         if isinstance(found, bool):

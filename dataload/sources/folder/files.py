@@ -232,7 +232,7 @@ def _find_directory(read: Callable[[int, int], bytes], size: int, path: str) -> 
 def _large_numbers(extra: bytes, found: tuple[int, int, int], path: str, offset: int) -> tuple[int, int, int]:
     """Return content size, stored size and offset of a member, those that do not fit from the field of ZIP64."""
     at = 0
-    while at < len(extra):
+    while at + 4 <= len(extra):
         kind, length = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")
         if kind == 1:
             values = extra[at + 4 : at + 4 + length]

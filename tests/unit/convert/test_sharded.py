@@ -56,7 +56,10 @@ def test_nothing_is_kept_beside_new_shards(tmp_path, monkeypatch):
     monkeypatch.setattr("dataload.sources.jsonl.reader._LEAST_CACHED", 0)
     with dataload.create(tmp_path / "d.jsonl", shards=2) as writer:
         writer.extend({"y": i} for i in range(9))
-    kept = lambda: [name for name in os.listdir(tmp_path) if name.endswith("dataload-index")]  # noqa: E731
+
+    def kept():
+        return [name for name in os.listdir(tmp_path) if name.endswith("dataload-index")]
+
     assert not kept()
     with dataload.open(tmp_path) as source:
         assert (len([*source]), len(kept())) == (9, 2)

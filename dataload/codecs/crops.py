@@ -17,6 +17,8 @@ from dataload.types import Array
 
 _TRIES = 10  # of random crops, as many as torchvision's
 _SHRINKS = (8, 4, 2)  # libjpeg-turbo decodes at these fractions with SIMD; at others it is slower than at full size
+_DTYPES = ("uint8", "uint16", "int16", "float32", "float64")  # that OpenCV resizes
+_CHANNELS = 4  # at most; more of them at the end, and these at the beginning, are an image with channels first
 _Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -47,12 +49,18 @@ class _Crop:
         pixels, (top, left, height, width) = self._decoded(sample[self.field], box)
         cv2 = load_optional("cv2", needed_by=type(self).__name__, extra="images", package="opencv-python-headless")
         image = cv2.resize(pixels[top : top + height, left : left + width], self._sides[::-1])
-        return {**sample, self.field: cv2.flip(image, 1) if mirrored else image}
+        image = cv2.flip(image, 1) if mirrored else image
+        return {**sample, self.field: image.reshape(*self._sides, *pixels.shape[2:])}  # OpenCV drops a single channel
 
     def _decoded(self, data: Any, box: Callable[[int, int], _Box]) -> tuple[Array, _Box]:
         """Return an image, perhaps smaller than stored, and where in it the chosen part is."""
-        if isinstance(data, np.ndarray):
-            return data, box(*data.shape[:2])
+        if data is None or (isinstance(data, np.ndarray) and not data.size):
+            raise CorruptFileError(f"the sample has no image in field {self.field!r}")
+        if isinstance(data, bytearray):
+            data = bytes(data)
+        if not isinstance(data, (bytes, memoryview)):
+            pixels = self._checked(data)
+            return pixels, box(*pixels.shape[:2])
         size = size_in_header(data) if is_jpeg(data) else None
         if size is None:
             pixels = decode_image(data, limit=self.max_record_bytes)
@@ -70,6 +78,20 @@ class _Crop:
         except ValueError as error:
             raise CorruptFileError(f"a JPEG image cannot be decoded: {error}") from error
         return out, (top // by, left // by, height // by, width // by)
+
+    def _checked(self, data: Any) -> Array:
+        """Return pixels in this machine's byte order, which OpenCV takes for granted."""
+        shape, dtype = getattr(data, "shape", ()), getattr(data, "dtype", None)
+        is_image = isinstance(data, np.ndarray) and len(shape) in (2, 3) and data.dtype.name in _DTYPES
+        if not is_image or (len(shape) == 3 and shape[0] <= _CHANNELS < shape[2]):
+            found = type(data).__name__ if dtype is None else f"{type(data).__name__} of shape {shape} and {dtype}"
+            raise ConfigError(
+                f"{type(self).__name__} takes the bytes of an image's file, or pixels as an array (height, width, "
+                f"channels) of {', '.join(_DTYPES)}; field {self.field!r} holds a {found}",
+                key="field",
+                value=self.field,
+            )
+        return data.astype(data.dtype.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)

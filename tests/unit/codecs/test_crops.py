@@ -160,3 +160,30 @@ def test_too_many_pixels_and_a_field_that_is_missing():
 def test_wrong_settings(options, message):
     with pytest.raises(ConfigError, match=message):
         dataload.RandomResizedCrop(**{"size": 32, **options})
+
+
+@pytest.mark.parametrize("dtype", [">u2", ">f4", "uint8"])
+def test_pixels_of_one_channel_and_of_another_byte_order(dtype):
+    image = np.arange(24 * 32).reshape(24, 32, 1).astype(dtype)
+    expected = cv2.resize(image.astype(image.dtype.newbyteorder("=")), (4, 3))[..., None]
+    found = whole(size=(3, 4), field="image")({"image": image}, context())["image"]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (
+            np.zeros((3, 24, 32), np.uint8),
+            r"pixels as an array \(height, .*'jpg' holds a ndarray of shape \(3, 24, 32\)",
+        ),
+        (np.zeros((24, 32, 3), bool), "of uint8, .* and bool"),
+        ("a.jpg", "'jpg' holds a str"),
+        (None, "no image in field 'jpg'"),
+        (np.zeros((0, 0, 3), np.uint8), "no image in field 'jpg'"),
+    ],
+)
+def test_what_is_no_image(image, message):
+    for crop in (lambda sample: whole(size=8)(sample, context()), dataload.CenterCrop(size=8)):
+        with pytest.raises((ConfigError, CorruptFileError), match=message):
+            crop({"jpg": image})

@@ -263,7 +263,7 @@ class OpenShards(Generic[T_co]):
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield the results of `read` for shards read together, then for each other one, with rows; None for all."""
-        rest = np.arange(len(indices))
+        rest = None  # the rows that are still to be read; None for all
         if self.directory is not None:
             for rows, reader, places in self.directory.split(indices, self.reader):
                 try:
@@ -275,9 +275,11 @@ class OpenShards(Generic[T_co]):
                 yield rows, found
                 if rows is None:
                     return
-                rest = np.setdiff1d(rest, rows, assume_unique=True)
-        for rows, found in self._read_alone(indices[rest], read) if len(rest) else ():
-            yield rest[rows], found
+                rest = np.setdiff1d(np.arange(len(indices)) if rest is None else rest, rows, assume_unique=True)
+        if rest is None:
+            yield from self._read_alone(indices, read)
+        elif len(rest):
+            yield from ((rest[rows], found) for rows, found in self._read_alone(indices[rest], read))
 
     def records(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
         """Return records in the requested order; see `ShardReader.read`."""

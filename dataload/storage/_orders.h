@@ -52,8 +52,9 @@ static uint64_t hash64(uint64_t key, uint64_t value) {
 /* Sort the numbers below `end` by their hashes, all different: by the first bits, and then among neighbours. */
 static void sort_hashed(int16_t *images, int end, uint64_t first, uint64_t second) {
     uint64_t hashes[SMALL], sorted[SMALL];
-    int16_t starts[2 * SMALL + 1] = {0};
+    int16_t starts[2 * SMALL + 1];
     int shift = 64 - bits_of(end);
+    memset(starts, 0, ((1 << (64 - shift)) + 1) * sizeof *starts);
     for (int i = 0; i < end; i++) starts[((hashes[i] = hash64(second, hash64(first, i))) >> shift) + 1]++;
     for (int i = 1; i <= 1 << (64 - shift); i++) starts[i] += starts[i - 1];
     for (int i = 0; i < end; i++) {

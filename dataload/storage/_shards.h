@@ -1,8 +1,8 @@
 /* The shard directory: maps and tables of many shards, from which a whole batch is located and copied at once.
  *
  * A place is an int64: the number of a shard times 2^44, plus an offset in its file or an index in its table. Every
- * place is checked before it is used. `Maps` holds files, `Tables` arrays of numbers; both are empty at first, and take
- * 8 bytes for a shard that is not used. Included by _core.c.
+ * place is checked before it is used. `Maps` holds files, `Tables` arrays of numbers; both are empty at first, and take 32
+ * and 8 bytes for a shard that is not used. Included by _core.c.
  */
 #include <sys/mman.h>
 #include <time.h>
@@ -49,30 +49,52 @@ static PyObject *make(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(ty
 
 /* ---- Maps ---- */
 
-typedef struct {
+typedef struct Map {
     Span span; /* the first, so that a pointer to it is one to the map */
     int64_t shard;
-    int users; /* copies in progress, and the directory */
-    atomic_llong looked; /* when its file was looked at last */
-    long long changed;   /* when its file was changed last */
+    long long changed; /* when its file was changed last */
     dev_t device;
     ino_t inode;
     Py_buffer view; /* plain memory instead of a file; its `obj` is NULL otherwise */
+    struct Map *next; /* that was dropped before it */
     char path[];
 } Map;
 
+/* What a read needs of a map: all of it in one or two lines of the cache, which the next shards share. */
+typedef struct {
+    const char *start;
+    int64_t size;
+    atomic_llong looked; /* when the file was looked at last */
+    Map *map;            /* NULL where there is none */
+} Entry;
+
+/* A map that was dropped may be in use by copies that began before. So copies are counted by turns, of which there are
+ * two, and a new turn begins when the copies of the turn before have ended: nothing uses what was dropped in that one. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t shards;
-    Map **maps; /* NULL where there is none */
+    Entry *entries;
+    int turn;
+    Py_ssize_t copies[2]; /* in progress, of each turn */
+    Map *dropped[2];
 } Maps;
 
-/* Drop a reference. Called with the lock. */
-static void release_map(Map *map) {
-    if (--map->users) return;
+static void free_map(Map *map) {
     if (map->view.obj) PyBuffer_Release(&map->view);
     else if (map->span.start < map->span.end) munmap((void *)map->span.start, map->span.end - map->span.start);
     free(map);
+}
+
+/* Free the maps that no copy can use. Called with the lock. */
+static void free_dropped(Maps *self) {
+    while ((self->dropped[0] || self->dropped[1]) && !self->copies[!self->turn]) {
+        self->turn = !self->turn;
+        for (Map *map = self->dropped[self->turn], *next; map; map = next) {
+            next = map->next;
+            free_map(map);
+        }
+        self->dropped[self->turn] = NULL;
+    }
 }
 
 static PyObject *maps_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -80,7 +102,7 @@ static PyObject *maps_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     int64_t shards = parse_shards(args);
     Maps *self = shards < 0 ? NULL : (Maps *)make(type);
     if (!self) return NULL;
-    if (!(self->maps = PyMem_Calloc(shards + 1, sizeof *self->maps))) {
+    if (!(self->entries = PyMem_Calloc(shards + 1, sizeof *self->entries))) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -92,8 +114,8 @@ static void maps_dealloc(PyObject *object) {
     Maps *self = (Maps *)object;
     PyTypeObject *type = Py_TYPE(object);
     for (Py_ssize_t shard = 0; shard < self->shards; shard++)
-        if (self->maps[shard]) release_map(self->maps[shard]);
-    PyMem_Free(self->maps);
+        if (self->entries[shard].map) free_map(self->entries[shard].map);
+    PyMem_Free(self->entries);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -101,23 +123,25 @@ static void maps_dealloc(PyObject *object) {
 static void set_map(PyObject *object, int64_t shard, Map *map) {
     Maps *self = (Maps *)object;
     LOCK(object)
-    Map *earlier = self->maps[shard];
-    self->maps[shard] = map;
-    if (earlier) release_map(earlier);
+    Entry *entry = &self->entries[shard];
+    Map *earlier = entry->map;
+    entry->map = map;
+    entry->start = map ? map->span.start : NULL;
+    entry->size = map ? map->span.end - map->span.start : 0;
+    /* There is nothing to look at in plain memory. */
+    atomic_store_explicit(&entry->looked, map && map->view.obj ? INT64_MAX : now(), memory_order_relaxed);
+    if (earlier) {
+        earlier->next = self->dropped[self->turn];
+        self->dropped[self->turn] = earlier;
+        free_dropped(self);
+    }
     UNLOCK()
-}
-
-/* An empty map in which what a read needs is one line of the cache; NULL with errno. */
-static Map *make_map(size_t path) {
-    size_t size = (sizeof(Map) + path + LINE - 1) / LINE * LINE;
-    Map *map = aligned_alloc(LINE, size);
-    return map ? memset(map, 0, size) : NULL;
 }
 
 /* Map a file; NULL with errno. */
 static Map *map_file(int64_t shard, int descriptor, const char *path, int64_t size, const struct stat *found) {
     size_t length = strlen(path) + 1;
-    Map *map = make_map(length);
+    Map *map = calloc(1, sizeof(Map) + length);
     if (!map) return NULL;
     void *data = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0) : "";
     if (data == MAP_FAILED) {
@@ -126,8 +150,6 @@ static Map *map_file(int64_t shard, int descriptor, const char *path, int64_t si
     }
     map->span = (Span){data, (const char *)data + size};
     map->shard = shard;
-    map->users = 1;
-    atomic_init(&map->looked, now());
     map->changed = found->st_mtim.tv_sec * SECOND + found->st_mtim.tv_nsec;
     map->device = found->st_dev, map->inode = found->st_ino;
     memcpy(map->path, path, length);
@@ -217,7 +239,7 @@ static PyObject *maps_open(PyObject *object, PyObject *const *args, Py_ssize_t c
 static PyObject *maps_put_memory(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (wrong("put_memory", 2, count)) return NULL;
     int64_t shard = parse_shard(args[0], ((Maps *)object)->shards);
-    Map *map = shard < 0 ? NULL : make_map(1);
+    Map *map = shard < 0 ? NULL : calloc(1, sizeof(Map) + 1);
     if (!map) return shard < 0 ? NULL : PyErr_NoMemory();
     if (PyObject_GetBuffer(args[1], &map->view, PyBUF_SIMPLE)) {
         free(map);
@@ -225,8 +247,6 @@ static PyObject *maps_put_memory(PyObject *object, PyObject *const *args, Py_ssi
     }
     map->span = (Span){map->view.buf, (const char *)map->view.buf + map->view.len};
     map->shard = shard;
-    map->users = 1;
-    atomic_init(&map->looked, INT64_MAX); /* there is nothing to look at */
     set_map(object, shard, map);
     return Py_NewRef(Py_None);
 }
@@ -244,49 +264,42 @@ typedef struct {
     Maps *maps;
     int64_t *places;  /* then the address of each row */
     int64_t *lengths; /* or NULL */
-    const Span **of;  /* the map of each row, in use; or NULL */
+    const Span **of;  /* the map of each row */
     Py_ssize_t count;
     int64_t total;
     int is_due; /* whether a look at one of the files is */
+    int turn;   /* in which the copy began, or -1 */
 } Rows;
 
 static void free_rows(Rows *rows) {
-    LOCK(rows->maps)
-    for (Py_ssize_t row = 0; rows->of && row < rows->count; row++)
-        if (rows->of[row]) release_map((Map *)rows->of[row]);
-    UNLOCK()
+    if (rows->turn >= 0) {
+        LOCK(rows->maps)
+        rows->maps->copies[rows->turn]--;
+        free_dropped(rows->maps);
+        UNLOCK()
+    }
     PyMem_Free(rows->of);
     PyMem_Free(rows->lengths);
     PyMem_Free(rows->places);
 }
 
-/* Prefetch what the entries of a block of rows point to. Places need not be valid. */
-static void prefetch_block(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t count) {
-    for (Py_ssize_t row = 0; row < count; row++)
-        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers + SHARD(places[row]));
-    for (Py_ssize_t row = 0; row < count; row++)
-        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers[SHARD(places[row])], 1);
-}
-
 /* Find the map of each row. Returns 0, or -1 with an exception. Called with the lock. */
 static int find_maps(Rows *rows, int64_t length) {
+    const Maps *maps = rows->maps;
     int64_t time = now();
-    rows->is_due = rows->maps->shards <= FEW_SHARDS;
+    rows->is_due = maps->shards <= FEW_SHARDS;
     for (Py_ssize_t row = 0; row < rows->count; row++) {
-        if (row % BLOCK == 0)
-            prefetch_block((void *const *)rows->maps->maps, rows->maps->shards, rows->places + row,
-                           rows->count - row < BLOCK ? rows->count - row : BLOCK);
         int64_t place = rows->places[row], shard = SHARD(place), at = WITHIN(place);
-        if (place < 0 || shard >= rows->maps->shards) {
-            PyErr_Format(PyExc_ValueError, "row %zd: shard %lld of %zd", row, (long long)shard, rows->maps->shards);
+        if (place < 0 || shard >= maps->shards) {
+            PyErr_Format(PyExc_ValueError, "row %zd: shard %lld of %zd", row, (long long)shard, maps->shards);
             return -1;
         }
-        Map *map = rows->maps->maps[shard];
-        if (!map) {
+        const Entry *entry = &maps->entries[shard];
+        if (!entry->map) {
             PyErr_Format(PyExc_LookupError, "%lld", (long long)shard);
             return -1;
         }
-        int64_t size = map->span.end - map->span.start, own = rows->lengths ? rows->lengths[row] : length;
+        int64_t size = entry->size, own = rows->lengths ? rows->lengths[row] : length;
         if (own < 0 || own > size || at > size - own) {
             outside("a range", row, size);
             return -1;
@@ -296,10 +309,9 @@ static int find_maps(Rows *rows, int64_t length) {
             return -1;
         }
         rows->total += own;
-        rows->is_due |= time - atomic_load_explicit(&map->looked, memory_order_relaxed) >= SECOND;
-        map->users++;
-        rows->of[row] = &map->span;
-        rows->places[row] = (int64_t)((uintptr_t)map->span.start + at);
+        rows->is_due |= time - atomic_load_explicit(&entry->looked, memory_order_relaxed) >= SECOND;
+        rows->of[row] = &entry->map->span;
+        rows->places[row] = (int64_t)((uintptr_t)entry->start + at);
     }
     return 0;
 }
@@ -308,7 +320,7 @@ static int find_maps(Rows *rows, int64_t length) {
 static int take_rows(Rows *rows, PyObject *maps, PyObject *places, PyObject *lengths, int64_t length) {
     Py_ssize_t others = 0;
     int found;
-    *rows = (Rows){.maps = (Maps *)maps};
+    *rows = (Rows){.maps = (Maps *)maps, .turn = -1};
     if (!(rows->places = copy_int64(places, &rows->count))) return -1;
     if (lengths && !(rows->lengths = copy_int64(lengths, &others))) return -1;
     if (lengths && others != rows->count) {
@@ -320,6 +332,8 @@ static int take_rows(Rows *rows, PyObject *maps, PyObject *places, PyObject *len
         return -1;
     }
     LOCK(maps)
+    rows->turn = rows->maps->turn;
+    rows->maps->copies[rows->turn]++;
     found = find_maps(rows, length);
     UNLOCK()
     return found;
@@ -361,10 +375,11 @@ static PyObject *file_versions(PyObject *module, PyObject *const *args, Py_ssize
 static Py_ssize_t look_at(const Rows *rows, int all) {
     int64_t time = now(), interval = all || rows->maps->shards <= FEW_SHARDS ? 1 : SECOND;
     for (Py_ssize_t row = 0; row < rows->count; row++) {
-        Map *map = (Map *)rows->of[row];
-        if (time - atomic_load_explicit(&map->looked, memory_order_relaxed) < interval) continue;
+        const Map *map = (const Map *)rows->of[row];
+        atomic_llong *looked = &rows->maps->entries[map->shard].looked; /* of a later map, if this one was dropped */
+        if (time - atomic_load_explicit(looked, memory_order_relaxed) < interval) continue;
         if (has_changed(map)) return row;
-        atomic_store_explicit(&map->looked, time, memory_order_relaxed);
+        atomic_store_explicit(looked, time, memory_order_relaxed);
     }
     return -1;
 }
@@ -642,12 +657,20 @@ static const Table *table_of(const Tables *self, int64_t place) {
     return place >= 0 && SHARD(place) < self->shards ? self->tables[SHARD(place)] : NULL;
 }
 
+/* Prefetch the tables of a block of rows. Places need not be valid. */
+static void prefetch_tables(Table *const *tables, Py_ssize_t shards, const int64_t *places, Py_ssize_t count) {
+    for (Py_ssize_t row = 0; row < count; row++)
+        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(tables + SHARD(places[row]));
+    for (Py_ssize_t row = 0; row < count; row++)
+        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(tables[SHARD(places[row])]);
+}
+
 /* Replace the places of a block of rows by numbers; -1 with an exception. Called with the lock. */
 static int look_up(const Tables *self, const Lookup *l, Py_ssize_t start) {
     int64_t *places = l->places + start, numbers[BLOCK];
     const Table *tables[BLOCK];
     Py_ssize_t count = l->count - start < BLOCK ? l->count - start : BLOCK, row;
-    if (self->shards > 1) prefetch_block((void *const *)self->tables, self->shards, places, count);
+    if (self->shards > 1) prefetch_tables(self->tables, self->shards, places, count);
     for (row = 0; row < count; row++) {
         tables[row] = table_of(self, places[row]);
         if (!tables[row] || (!l->search && WITHIN(places[row]) >= tables[row]->count)) {

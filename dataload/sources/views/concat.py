@@ -98,8 +98,9 @@ class ConcatSource(ViewSource[Any]):
         return self._joint.get(lambda: join(self._parents, self._bounds()))
 
     def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
-        own, versions[id(self)] = self._mapped.get(self._find_mapped)
-        paths += own
+        if id(self) not in versions:
+            own, versions[id(self)] = self._mapped.get(self._find_mapped)
+            paths += own
 
     def _find_mapped(self) -> tuple[list[str], Int64Array]:
         self._bounds()  # opens each source, whose versions stay

@@ -120,7 +120,7 @@ def test_the_job_ends(tmp_path, workers, settings):
 def test_the_end_of_an_epoch_looks_at_all_files(tmp_path, suffix, num_workers, executor):
     path, new, source = opened(tmp_path, suffix)
     settings = {"num_workers": num_workers, "executor": executor}
-    both = dataload.concat([source, source[:]])
+    both = dataload.concat([source, dataload.open(path, **FORMATS[suffix][1])])
     twice = dataload.concat([both, both[:]])
     with dataload.Loader(twice, batch_size=2 * len(source), epochs=2, **settings) as loader:
         assert len([*loader]) == 2

@@ -189,7 +189,7 @@ def read_file(path: str) -> dict[str, Any]:
         message += f'; if this is data, write a config that names it: [source] path = "{path}"'
         raise ConfigError(message, key="config", value=path)
     try:
-        text = read_text(path, _MOST_CHARACTERS + 1)
+        text = read_text(path, _MOST_CHARACTERS + 1).removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"
         reason = describe_missing(path) if isinstance(error, FileNotFoundError) else reason
@@ -199,7 +199,7 @@ def read_file(path: str) -> dict[str, Any]:
         raise ConfigError(message, key="config", value=path)
     try:
         if suffix == ".json":
-            table = json.loads(text)
+            table = json.loads(text, object_pairs_hook=_table)
         else:
             table = parse_toml(text) if suffix == ".toml" else _parse_yaml(text, path)
     except ConfigError:
@@ -212,6 +212,16 @@ def read_file(path: str) -> dict[str, Any]:
         message = f"{path}: a config is a table of sections, got {shorten(table)}"
         raise ConfigError(message, key="config", value=path)
     return table or {}  # None for an empty YAML file
+
+
+def _table(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a table of JSON; ValueError if a key stands twice in it."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"a table has two keys {key!r}")
+        seen.add(key)
+    return dict(pairs)
 
 
 def _parse_yaml(text: str, path: str) -> Any:

@@ -27,7 +27,7 @@ from dataload.streams import MultiStreamLoader
 Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
-_BUILT_IN = {None, *(entry.name for entry in built_in_formats())}
+_BUILT_IN = {entry.name for entry in built_in_formats()}
 
 
 class _SelectSection(Section):
@@ -79,7 +79,9 @@ class _SourceSection(Section):
             return data
         table = cast("dict[str, Any]", data)
         name = table.get("format") or split_prefix(str(table.get("path")))[0]
-        if name in _BUILT_IN or name not in format_names() or not isinstance(table.get("options", {}), dict):
+        if not isinstance(name, str) or name in _BUILT_IN or name not in format_names():
+            return table
+        if not isinstance(table.get("options", {}), dict):
             return table
         own = table.keys() & get_format(name).reader_options.names() - _SourceSection.model_fields.keys()
         rest = {key: value for key, value in table.items() if key not in own}

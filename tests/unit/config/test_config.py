@@ -71,6 +71,8 @@ def test_toml_yaml_json_and_a_dict_mean_the_same(tmp_path):
     assert expected.source.shapes == {"features": (2, -1)}
     for name in ("a.toml", "a.yaml", "a.YML", "a.json"):
         assert read_config(tmp_path / name) == expected, name
+        marked = write(tmp_path, f"marked-{name}", "\ufeff" + (tmp_path / name).read_text())  # as Windows saves text
+        assert read_config(marked) == expected, name
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,8 @@ def write(directory, name, text):
         ("a.yaml", "a: [1", r"a\.yaml is not valid YAML: .*line 1"),
         ("a.yaml", "!!python/object/apply:os.getcwd []", r"a\.yaml is not valid YAML: could not determine a constr"),
         ("a.yaml", "loader: {seed: 1,\n seed: 2}", r"a\.yaml: the table at line 1 has two keys 'seed'"),
+        ("a.json", '{"loader": {"seed": 1, "epochs": 1, "seed": 2}}', r"a\.json .*: a table has two keys 'seed'"),
+        ("a.json", '{"source": {"path": "a.tar", "format": ["tar"]}}', r"source\.format is \['tar'\]: expected text"),
         ("a.yaml", "- 1\n", r"a\.yaml: a config is a table of sections, got \[1\]"),
         ("a.yaml", "1: 2\n", r"a\.yaml: keys are text, got 1 \(int\): put it in quotes"),
         ("a.yaml", "loader: {collate: {1: pad}}\n", r"a\.yaml: loader: collate: keys are text, got 1"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from dataload._util.indexing import even_split, expand_braces
 from dataload._util.settings import check_count, check_fields
-from dataload.catalog.checks import STORED_OPTIONS
+from dataload.catalog.checks import STORED_OPTIONS, check_name
 from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.manifest import read_manifest, run_of_append
@@ -114,6 +114,7 @@ class Target:
     def plan(self, length: int, *, shards: int | None, records_per_shard: int | None) -> tuple[Shard, ...]:
         """Return the files to write, in index order; for the names, see `dataload.convert.convert`."""
         name = base_name(self.path)
+        check_name(_PLACEHOLDER.sub("N", name), "destination")  # the manifest would refuse it in the end
         listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
         if len(listed) > 1:
             if shards not in (None, len(listed)) or records_per_shard is not None:

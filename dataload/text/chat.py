@@ -209,6 +209,7 @@ def _parsed(value: Any, name: str) -> Any:
 
 
 _ANSWERS = ("chosen", "rejected")
+_MESSAGES = re.compile(r"\s*\[\s*\{")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +265,7 @@ class Preference(ChatTransform):
 
     def _messages(self, sample: Any, name: str, role: str) -> list[Message]:
         value = field_of(sample, name)
-        if isinstance(value, str) and not value.lstrip().startswith("["):
+        if isinstance(value, str) and not _MESSAGES.match(value):
             return [{"role": role, "content": value}]
         return messages_of(sample, name)
 

@@ -37,6 +37,14 @@ def test_both_answers_follow_the_prompt(sample):
     assert found.keys() == {f"{which}_{name}" for which in ("chosen", "rejected") for name in POLICIES}
 
 
+def test_an_answer_in_brackets_is_text():
+    transform = Preference(make())
+    found = transform({"prompt": "[A] or [B]?", "chosen": "[]", "rejected": "[1, 2]"})
+    assert [text_of(transform, found, f"{which}_")[1] for which in ("chosen", "rejected")] == [
+        f"{answer}<|im_end|>\n" for answer in ("[]", "[1, 2]")
+    ]
+
+
 def test_one_batch_has_the_chosen_and_then_the_rejected():
     transform = Preference(make())
     other = {"prompt": "a", "chosen": "b", "rejected": "c"}

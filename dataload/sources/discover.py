@@ -270,13 +270,13 @@ def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
 
 def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetFacts | None:
     """Ask for the manifest before anything else if `path` may be a directory, since one request may tell everything."""
-    if not is_url(path) or path.startswith("http") or _PATTERN.search(path) or by_suffix(path) is not None:
+    if not is_url(path) or _PATTERN.search(path) or by_suffix(path) is not None:
         return None
     try:
         return _listed(path, entry, remote)
-    except CorruptFileError:
-        raise
-    except SourceError:  # a store may answer that what does not exist is forbidden
+    except SourceError as error:  # a store may answer that what does not exist is forbidden, or a web server a page
+        if isinstance(error, CorruptFileError) and not path.startswith("http"):
+            raise
         return None
 
 

@@ -216,7 +216,7 @@ def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
         dataload.open(f"folder:{url}/", **options)
 
 
-def test_web_servers(shards):
+def test_web_servers(shards, tmp_path):
     with FileServer(shards["syr"]) as server, dataload.open(f"{server.endpoint}/part-{{0..1}}.syr") as source:
         with dataload.open(str(shards["syr"])) as local:
             assert same(source.read_batch(range(50)), local.read_batch(range(50)))
@@ -225,6 +225,16 @@ def test_web_servers(shards):
             dataload.open(f"{server.endpoint}/*.syr")
         with pytest.raises(SourceNotFoundError, match=r"there is no http://.*none.syr"):
             dataload.open(f"{server.endpoint}/none.syr")
+    with dataload.create(tmp_path / "a" / "d.syr", shards=2) as writer:
+        writer.extend(records())
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "dataload.json").write_text("<html>")
+    with FileServer(tmp_path) as server:
+        for url in (f"{server.endpoint}/a", f"{server.endpoint}/a/"):
+            with dataload.open(url) as source, dataload.open(str(tmp_path / "a")) as local:
+                assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
+        with pytest.raises(SourceNotFoundError, match=r"there is no http://.*page"):
+            dataload.open(f"{server.endpoint}/page")
 
 
 def test_writing(server, tmp_path):

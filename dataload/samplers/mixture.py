@@ -171,10 +171,17 @@ class Mixture:
             most = min(most, schedule.length)
             ends.append(most if self.stop == "never" else bisect_left(range(most), True, key=is_over))
         length = max(ends) if self.stop == "longest" else min(ends)
+        used_up = min(schedule.length for schedule in schedules)
+        if length > used_up:
+            message = f"max_epochs ends an epoch at position {used_up}, and all end at {length} with stop='longest'"
+            raise ConfigError(
+                f"{message}: raise max_epochs, or use stop='first'", key="max_epochs", value=self.max_epochs
+            )
         late = max(int(schedule.starts[-1]) for schedule in schedules)
         if late and late >= length:
+            ending = f"stop={self.stop!r}" if limits is None else f"stop={self.stop!r} with max_epochs"
             raise ConfigError(
-                f"weights change at position {late}, and stop={self.stop!r} ends epochs at {length}: change them "
+                f"weights change at position {late}, and {ending} ends epochs at {length}: change them "
                 "earlier, give weights for each epoch, or use stop='never'",
                 key="weights",
                 value=late,

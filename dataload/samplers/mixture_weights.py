@@ -58,8 +58,10 @@ class Schedule(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Positions until all components are used up."""
-        return min(MOST_POSITIONS, int(self.starts[-1]) + self.rules[-1].length)
+        """Positions until all components that have a weight are used up."""
+        ends = [start + rule.length for start, rule in zip(self.starts.tolist(), self.rules, strict=True)]
+        early = (end for end, start in zip(ends[:-1], self.starts[1:].tolist(), strict=True) if end < start)
+        return min(MOST_POSITIONS, next(early, ends[-1]))
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""

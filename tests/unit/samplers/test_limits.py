@@ -182,8 +182,16 @@ def test_limits_that_are_none_are_refused(settings, message):
 def test_weights_that_leave_only_what_is_used_up_are_refused():
     mixture = Mixture((Sequential(9), Sequential(9)), (1, 1), "never", max_epochs=(1, INF))
     assert mixture.changed(40, (0, 1)).shares(41, epoch=0).tolist() == [0, 1]
-    with pytest.raises(ConfigError, match="weights change at position 40, and stop='never' ends epochs at 40"):
+    with pytest.raises(
+        ConfigError, match="weights change at position 40, and stop='never' with max_epochs ends epochs at 40"
+    ):
         mixture.changed(40, (1, 0))
+    parts = (Sequential(9), Sequential(9))
+    assert len(Mixture(parts, {0: (0, 1), 9: (1, 0)}, "never", max_epochs=1)) == 18
+    with pytest.raises(ConfigError, match=r"weights change at position 10, and .* with max_epochs ends epochs at 9"):
+        Mixture(parts, {0: (0, 1), 10: (1, 0)}, "never", max_epochs=1)
+    with pytest.raises(ConfigError, match="max_epochs ends an epoch at position 4, and all end at 9 with stop='long"):
+        Mixture(parts, [(1, 0), (0, 1)], "longest", max_epochs=(1, 0.5))
 
 
 def test_weights_by_temperature_and_least_share():

@@ -23,6 +23,8 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 _MOST_JOINED = 1 << 30  # bytes, which are copied once
 _LARGE = 2048  # bytes of a row, which the core copies faster than numpy
 _INDEX = ("index",)  # the fields of a range
+_PLAIN = (np.ndarray, np.memmap)  # not masked arrays, whose bytes are others
+_HASHED_ROWS, _HASHED_BYTES = 4096, 1 << 20  # at once
 
 
 class MemorySource(Source[Any]):
@@ -170,13 +172,19 @@ class MemorySource(Source[Any]):
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of all records."""
         digest = hashlib.blake2b(digest_size=16)
-        for index in range(self._length):
-            record = self._record(index)
+        for record in self._records:
             items = record.items() if isinstance(record, Mapping) else [("", record)]
             for name, value in items:
-                content = _content(value)
-                digest.update(f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode())
-                digest.update(content)
+                digest.update(_hashed(name, value))
+        if self._length and (columns := self._columns):
+            rows = max(1, min(_HASHED_ROWS, _HASHED_BYTES // (1 + sum(map(_first_bytes, columns.values())))))
+            for start in range(0, self._length, rows):
+                parts = [_hashed_column(name, each[start : start + rows]) for name, each in columns.items()]
+                if all(isinstance(part, np.ndarray) for part in parts):
+                    digest.update(np.concatenate(parts, axis=1).tobytes())
+                    continue
+                for row in zip(*parts, strict=True):
+                    digest.update(b"".join(row))
         for name, where in self._nulls.items():
             digest.update(name.encode() + where.tobytes())
         digest.update(repr((self._length, self._selected)).encode())
@@ -195,6 +203,29 @@ def _column(name: str, values: Any) -> Any:
         return list(values)
     array: Array = values
     return array.tolist() if array.dtype.kind in "USTO" else array
+
+
+def _first_bytes(column: Any) -> int:
+    """Return the bytes of the first value of a column that has rows."""
+    return column[:1].nbytes if isinstance(column, np.ndarray) else len(_content(column[0]))
+
+
+def _hashed(name: str, value: Any) -> bytes:
+    """Return what a fingerprint hashes of a field of a record."""
+    content = _content(value)
+    return f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode() + content
+
+
+def _hashed_column(name: str, column: Any) -> Any:
+    """Return the same for each row of a column that has rows: (rows, bytes) uint8, or a list."""
+    if not isinstance(column, np.ndarray):
+        return [_hashed(name, value) for value in column]
+    if type(column) not in _PLAIN or column.dtype.hasobject:
+        return [_hashed(name, column[row, ...]) for row in range(len(column))]
+    first, size = np.frombuffer(_hashed(name, column[0, ...]), np.uint8), _first_bytes(column)
+    hashed = np.tile(first, (len(column), 1))
+    hashed[:, len(first) - size :] = np.ascontiguousarray(column).reshape(-1).view(np.uint8).reshape(len(column), size)
+    return hashed
 
 
 def _content(value: Any) -> bytes:

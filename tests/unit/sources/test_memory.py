@@ -115,6 +115,27 @@ def test_fingerprints_tell_data_apart():
     assert MemorySource([{"x": square}]).fingerprint() == MemorySource([{"x": square.copy()}]).fingerprint()
 
 
+def test_columns_have_the_fingerprint_of_their_records(tmp_path):
+    count, types = 5_000, ("?", ">i4", "<f8", "M8[s]", "V3", [("a", "i4"), ("b", "f8")])
+    rng = np.random.default_rng(0)
+    columns = {"F": np.asfortranarray(rng.random((count, 4))), "back": rng.random(2 * count)[::-2]}
+    columns |= {"one": np.broadcast_to(np.arange(3), (count, 3)), "none": np.empty((count, 0))}
+    columns |= {
+        f"{each}\n": rng.integers(2, size=count * np.dtype(each).itemsize, dtype="u1").view(each) for each in types
+    }
+    columns["map"] = np.memmap(tmp_path / "a", "f4", "w+", shape=(count, 2))
+    columns["masked"] = np.ma.array(np.arange(count), mask=np.arange(count) % 3 == 0)
+    columns["text"] = [f"{row}" * (row % 3) for row in range(count)]
+    columns["nested"] = [{"a": [row]} for row in range(count)]
+    for names in (list(columns)[:-3], list(columns), ["masked"], ["none"], ["text"]):
+        some = {name: columns[name] for name in names}
+        records = [
+            {name: each[row, ...] if isinstance(each, np.ndarray) else each[row] for name, each in some.items()}
+            for row in range(count)
+        ]
+        assert MemorySource(some).fingerprint() == MemorySource(records).fingerprint()
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_a_table_of_another_library(library):
     module = pytest.importorskip(library)

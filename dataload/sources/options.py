@@ -197,9 +197,10 @@ def short_repr(name: str, parts: Sequence[str], options: Mapping[str, Any]) -> s
     # Dots for a long text, which would be broken syntax if cut.
     described = [(key, describe_value(value)) for key, value in options.items()]
     shown = [f"{key}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for key, text in described]
-    while shown and len(", ".join([*parts, *shown])) > _REPR_CHARACTERS - len(name):
-        shown[-2:] = ["..."] if shown[-1] == "..." else [*shown[-2:-1], "..."]
-    return f"{name}({', '.join([*parts, *shown])})"
+    dots: list[str] = []
+    while shown and len(", ".join([*parts, *shown, *dots])) > _REPR_CHARACTERS - len(name):
+        shown, dots = shown[:-1], ["..."]
+    return f"{name}({', '.join([*parts, *shown, *dots])})"
 
 
 # Our writers record reader options in a file, in a place that all other readers skip: in tar archives a PAX comment for
@@ -212,8 +213,8 @@ _MARK = b"dataload: "
 
 
 def build_recorded(options: Mapping[str, Any]) -> bytes:
-    """Return the line that records `options`; nothing if there are none."""
-    return _MARK + json.dumps(dict(options), sort_keys=True).encode() if options else b""
+    """Return the line that records `options`."""
+    return _MARK + json.dumps(dict(options)).encode()
 
 
 def parse_recorded(data: bytes, names: Collection[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import resource
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from line_source import LineBackend, LineSource
@@ -68,6 +69,14 @@ def replace(path, first):
     LineBackend().write(new, [record(first + i) for i in range(3)])
     assert new.stat().st_size == size
     os.replace(new, path)
+
+
+def test_a_repr_has_the_end_of_a_long_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x" * 79, "x" * 80):
+        LineBackend().write(Path(name), [record(0)])
+    assert repr(LineSource(["x" * 79])) == f"LineSource('{'x' * 79}')"
+    assert repr(LineSource(["x" * 80, "x" * 79])) == f"LineSource('...{'x' * 77}', 2 shards)"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -22,6 +22,7 @@ from dataload.convert import convert
 from dataload.errors import CorruptFileError, SourceError
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
+from dataload.sources.options import short_repr
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens import TokenOptions
@@ -214,6 +215,21 @@ def test_a_record_that_is_stored_in_more(tmp_path, name, record, writing, readin
                 read([*good[:1], BAD, *good[1:2]])
             assert caught.value.index == BAD
             assert str(path) in caught.value.path
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "shown"),
+    [
+        (["'a'"], {"x": "b" * 58, "y": "b" * 59}, f"'a', x='{'b' * 58}', y=..."),
+        (["'a'"], dict.fromkeys("xyz", "b" * 58), f"'a', x='{'b' * 58}', y='{'b' * 58}', ..."),
+        (["c" * 99], dict.fromkeys("xyz", "b" * 58), f"{'c' * 99}, x='{'b' * 58}', ..."),
+        (["c" * 184], {"x": 1}, f"{'c' * 184}, x=1"),
+        (["c" * 184], {"x": 10}, f"{'c' * 184}, ..."),
+        (["c" * 999], {"x": 1}, f"{'c' * 999}, ..."),  # a path of bytes that are not text is long
+    ],
+)
+def test_a_repr_has_as_many_options_as_are_short(parts, options, shown):
+    assert short_repr("S", parts, options) == f"S({shown})"
 
 
 def test_a_sparse_archive_that_claims_much(tmp_path):

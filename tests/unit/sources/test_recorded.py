@@ -85,7 +85,6 @@ def test_conversions_keep_what_is_recorded(tmp_path):
 
 def test_hostile_records_are_ignored():
     assert parse_recorded(build_recorded({"codec": "npz"}) + b"\0\0x", ("codec",)) == {"codec": "npz"}
-    assert build_recorded({}) == b""
     texts = [
         *('{"codec": "pickle"}', '{"codec": 1}', '{"index": "/etc/passwd"}', '{"codec": "npz"', "[]", "null", ""),
         *("[" * 200, '{"codec": "' + "x" * 300 + '"}'),

@@ -32,7 +32,7 @@ from dataload.errors import (
     UnsupportedFormatError,
 )
 from dataload.sources.array_record import ArrayRecordOptions
-from dataload.sources.array_record.layout import HASH_KEY, Decompressor
+from dataload.sources.array_record.layout import HASH_KEY, Decompressor, group_size
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction, _ArrayRecordFile
 from dataload.sources.array_record.writer import ArrayRecordWriter
 from dataload.storage.core import core
@@ -67,6 +67,8 @@ def test_groups_are_read_with_a_warning_for_each_file(tmp_path, records):
         assert source.read([5, 199, 200, 206]) == [records[5], records[199], records[3], records[0]]
     assert [str(w.message).partition(" was ")[0] for w in warned] == files
     assert pickle.loads(pickle.dumps(source)).read(range(50)) == records[:50]  # has said it
+    texts = (None, "", "zstd:3", "zstd:3,group_size:16", "group_size:16,zstd", "my_group_size:16")
+    assert [group_size(text) for text in texts] == [1, 1, 1, 16, 16, 1]
 
 
 def test_slices_and_instructions_select_without_opening(tmp_path, path, records):

@@ -24,7 +24,7 @@ def tensor(dtype, shape=(), *, sort="tensor_feature.Tensor", encoding="none", **
 
 
 def image(shape, dtype="uint8"):
-    content = {"shape": {"dimensions": [str(extent) for extent in shape]}, "dtype": dtype}
+    content = {"shape": {"dimensions": [str(extent) for extent in shape]} if shape else {}, "dtype": dtype}
     return {"pythonClassName": CLASSES + "image_feature.Image", "image": content}
 
 
@@ -66,13 +66,19 @@ SEQUENCE = {"pythonClassName": CLASSES + "sequence_feature.Sequence", "sequence"
 def test_records_of_the_documented_layout(write):
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     box = np.arange(4, dtype=np.float32)
-    features = {"image": image((2, 2, 3)), "label": LABEL, "caption": TEXT, "box": tensor("float32", (2, 2))}
-    stored = {"image": png(pixels), "label": 2, "caption": "a cat", "box": box, "words": [b"a"]}
+    features = {
+        "image": image((2, 2, 3)),
+        "any": image(()),
+        "label": LABEL,
+        "caption": TEXT,
+        "box": tensor("float32", (2, 2)),
+    }
+    stored = {"image": png(pixels), "any": png(pixels), "label": 2, "caption": "a cat", "box": box, "words": [b"a"]}
     directory = write({**features, "words": SEQUENCE}, [stored])
     # Features that are not read may be of any sort.
     (record,) = read(directory, fields=list(features))
     assert list(record) == list(features)
-    np.testing.assert_array_equal(record["image"], pixels)
+    np.testing.assert_array_equal([record["image"], record["any"]], [pixels] * 2)
     assert (record["label"], record["caption"], record["box"].tolist()) == (2, b"a cat", [[0, 1], [2, 3]])
     nothing = bytes.fromhex("0a090a070a017812020a00")  # a bytes_list without values, as of an empty tensor
     (record,) = read(write({"x": tensor("int32", (-1, 2))}, [nothing]))

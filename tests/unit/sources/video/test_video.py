@@ -14,6 +14,7 @@ from videos import decoded, write_video
 
 import dataload
 import dataload.sources.video.file as file
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.video import VideoOptions
@@ -362,8 +363,14 @@ def test_groups_that_do_not_fit_are_decoded_once_if_they_are_read_in_order(four,
 
 def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 24))
+    source.read_ahead(iter([]), ["frame"], here=False).close()
+    with pickling_for_worker():
+        worker = pickle.loads(pickle.dumps(source))
     copied = pickle.loads(pickle.dumps(source))
-    assert (copied[5]["frame"] == source[5]["frame"]).all()
+    for reader, expected in ((worker, 0), (copied, 24)):
+        with reader:
+            assert (reader.read_batch(range(24))["frame"] == source.read_batch(range(24))["frame"]).all()
+            assert reader.frames_decoded == expected
     with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
         batches = iter(loader)
         first = next(batches)

@@ -1,5 +1,6 @@
 """Locks of local files, and small text files."""
 
+import fcntl
 import io
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataload._util.system import lock_record
 from dataload.errors import SourceError, StoreError
 from dataload.storage import storage_of
 from dataload.storage.backend import FileStream
@@ -43,6 +45,15 @@ def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_lock_that_is_only_looked_at_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_PROBE_SECONDS", 60)
+    with open(tmp_path / ".a.lock", "wb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        monkeypatch.setattr(files.time, "sleep", lambda _: looking.close())
+        with storage_of("x").lock(str(tmp_path / "a")):
+            assert looking.closed
+
+
 def test_a_lock_is_not_taken_through_a_link(tmp_path):
     victim, path, lock = tmp_path / "victim", str(tmp_path / "a"), tmp_path / ".a.lock"
     victim.write_text("precious")
@@ -60,6 +71,14 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path):
     lock.mkdir()
     with pytest.raises(StoreError, match=r"cannot write .*\.a\.lock: Is a directory"), storage_of(path).lock(path):
         pass
+
+
+def test_the_lock_of_a_record_is_one_that_servers_know(tmp_path):
+    other = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with open(tmp_path / "a", "wb") as file:
+        lock_record(file.fileno())
+        found = subprocess.run([sys.executable, "-c", other, file.name], capture_output=True)
+    assert b"BlockingIOError" in found.stderr
 
 
 def test_text_is_appended(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Loaders that share a cache with too little room: each can always make a step, or says what it needs."""
 
 import itertools
+import pickle
 import threading
 import time
 
@@ -9,7 +10,9 @@ import pytest
 from remote_sets import FORMATS, write_shards
 
 import dataload
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, MachineError
+from dataload.sources.base import traffics_of
 from dataload.storage import Remote
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.client import ObjectClient
@@ -79,6 +82,14 @@ def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names,
     assert not [*(tmp_path / "jobs").iterdir()]
 
 
+def test_workers_open_the_shards_that_they_read(stored, tmp_path):
+    with opened(stored, "syr", tmp_path, mode="ranges") as source, pickling_for_worker():
+        copy = pickle.loads(pickle.dumps(source))
+    with copy:
+        assert [record["n"].item() for record in copy.read([7, 6])] == [7, 6]
+        assert traffics_of(copy)[0].total().requests < SHARDS
+
+
 @pytest.mark.slow_suite
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
@@ -116,6 +127,30 @@ def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
     with pytest.raises(MachineError, match=r"has no room for memory://.*shards in use: other\.tar"):
         opened(stored, "array_record", tmp_path, budget=budget, timeout=0.3)
     del lease
+
+
+def test_files_are_released_until_the_leases_fit(tmp_path):
+    class File:
+        def __init__(self, number):
+            version = ObjectVersion(10, "x", True)
+            self.lease = cache.fetch(f"s3://b/{number}.tar", version, lambda _: None, lambda: False)
+            shards.touch(self)
+
+        is_open = property(lambda self: self.lease is not None)
+
+        def release(self):
+            self.lease = None
+
+    cache, shards = ShardCache(str(tmp_path), 100), type(open_shards())()
+    files = [File(number) for number in range(3)]
+    assert shards.keep(files[0].lease, 20)
+    assert shards.keep(files[1].lease, 20)
+    shards.touch(files[0])
+    lease = files[2].lease
+    assert shards.keep(lease, 20)
+    assert [file.is_open for file in files] == [True, False, True]
+    assert not shards.keep(lease, 9)
+    assert not any(file.is_open for file in files)
 
 
 def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stored, tmp_path, monkeypatch):

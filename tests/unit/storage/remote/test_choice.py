@@ -12,7 +12,7 @@ from dataload.errors import ConfigError
 from dataload.loader.pipeline import steps_ahead
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
-from dataload.storage.remote.prefetch.plan import Reads, choose, measure
+from dataload.storage.remote.prefetch.plan import Reads, choose, measure, sharers_of
 from dataload.storage.remote.requests import GAP
 from dataload.types import StepsAhead
 
@@ -175,3 +175,4 @@ def test_measures_are_those_of_a_loop_over_the_records():
         whole, used = model(*given)
         assert (reads.data_bytes, reads.together_bytes, reads.record_bytes, reads.range_bytes) == whole, seed
         assert (reads.used, reads.of_ranks(3).used) == pytest.approx((used, min(1.0, 3 * used))), seed
+    assert [sharers_of(data_bytes, 4, 100) for data_bytes in (99, 100, 101)] == [1, 1, 4]

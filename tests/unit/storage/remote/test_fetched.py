@@ -1,11 +1,14 @@
 """Ranges that are fetched before they are read: which bytes, in how many requests, and where they are copied to."""
 
 import itertools
+import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
+from dataload.errors import StoreError
 from dataload.storage import Remote
 from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
@@ -108,14 +111,33 @@ def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
         prefetcher.close()
 
 
-def test_requests_that_fail_are_left_to_the_reader(stored, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("reset"), StoreError("it is gone")])
+def test_requests_that_fail_are_left_to_the_reader(stored, monkeypatch, error):
+    """Unless their last attempt fails while the reader waits."""
+    begun, waits = threading.Semaphore(0), threading.Event()
+    url, version, remote = stored
+    others = threading.enumerate()
+
     def fail(*_):
-        raise OSError("reset")
+        begun.release()
+        assert waits.wait(60)
+        raise error
+
+    def steps():
+        yield step(url, (5, 10))
+        yield step(url, (2 * GAP, 31))  # more than four times the bytes of the first
+        waits.set()  # a reader that waits looks farther ahead
 
     monkeypatch.setattr(ObjectClient, "stream", fail)
-    url, version, remote = stored
-    prefetcher = RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
+    monkeypatch.setattr(ranges, "_GROUP_STEPS", 1)
+    monkeypatch.setattr(ranges, "_CLOSE_SECONDS", 60)
+    prefetcher = RangePrefetcher({url: version}, steps(), remote)
     try:
+        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=60)
+        with pytest.raises(StoreError) if isinstance(error, StoreError) else nullcontext():
+            assert read(prefetcher, url, (5, 10)) == [0]
         assert read(prefetcher, url, (5, 10)) == [0]
     finally:
         prefetcher.close()
+    assert set(threading.enumerate()) <= set(others)

@@ -98,7 +98,7 @@ class SourceSuite:
 
 
 def _test_name(check: Check) -> str:
-    return check.name.replace("check_", "test_", 1)
+    return f"test_{check.name.removeprefix('check_')}"
 
 
 def _test(check: Check, known_failure: str | None) -> Any:

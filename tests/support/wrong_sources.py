@@ -3,19 +3,19 @@
 Most are variants of one small correct source, `line_source.LineSource`, with another method.
 """
 
-import io
 import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 from line_source import LineFile, LineSource, line_record, parse_line
 
-from dataload._util.indexing import as_indices, check_index
+from dataload._util.indexing import as_indices
 from dataload.catalog.facts import select_fields
 from dataload.collate import default_collate
-from dataload.errors import ClosedSourceError
 from dataload.sources.base import SliceSource
+from dataload.types import FieldSpec
 
 FAULTS = []
 """Every fault: a wrong source, and the name of the check that must catch it."""
@@ -103,6 +103,17 @@ class _Lenient(LineFile):
         with open(path if os.path.exists(path) else os.devnull, "rb") as stream:
             *lines, _ = stream.read().split(b"\n")
         self.lines = [parse_line(line, path, index) for index, line in enumerate(lines)]
+
+
+class _Seeking(LineFile):
+    """Seeks and then reads on a handle that threads share."""
+
+    def read(self, indices, fields):
+        records = []
+        for self._offset in indices.tolist():
+            time.sleep(0)  # lets another thread in, as a slow disk would
+            records.append(line_record(self.lines[self._offset], fields))
+        return records
 
 
 class _Anonymous(SliceSource):
@@ -206,6 +217,57 @@ def state_with_records(self):
     return {**LineSource.__getstate__(self), "_everything": [record["data"] for record in self]}
 
 
+def columns(change):
+    """Return a `read_batch` that changes the indices."""
+    return lambda self, indices, fields=None: LineSource.read_batch(self, change(indices), fields)
+
+
+def batches(change):
+    """Return a `read_batch` that changes the batch."""
+    return lambda self, indices, fields=None: change(self, LineSource.read_batch(self, indices, fields))
+
+
+def records(change):
+    """Return a `_read` that changes each record."""
+    return lambda self, indices: [{**record, **change(self, record)} for record in LineSource._read(self, indices)]
+
+
+def sort_in_place(self, indices):
+    indices.sort()
+    return indices
+
+
+def tire(self, index):
+    self._reads += 1
+    return index if self._reads < 40 else 0
+
+
+def open_without_lock(self, index):
+    if self._known is None:
+        self._known = []
+        for record in self[:]:
+            time.sleep(0)  # lets another thread in, as a slow disk would
+            self._known.append(record)
+    return self._known[index] and index
+
+
+def name_no_length(self, index):
+    if isinstance(index, int) and index >= len(self):
+        raise IndexError(f"no record {index}")
+    return index
+
+
+def one_buffer(self, batch):
+    self._columns[: len(batch["x"])] = batch["x"]
+    return {**batch, "x": self._columns[: len(batch["x"])]}
+
+
+def clear_given(self):
+    LineSource.close(self)
+    for array in self._given:
+        array[...] = 0
+
+
 def hash_of_name(self):
     return f"{hash(os.path.basename(self.paths[0])) & (2**64 - 1):016x}"
 
@@ -229,6 +291,13 @@ wrong(
 )
 wrong("ColumnsOfFloat64", "check_columns", _read_columns=float64_columns)
 wrong("ReadsAfterClose", "check_read_after_close", close=reopen)
+wrong(
+    "ReadsColumnsAfterClose", "check_read_after_close", read_batch=lambda self, i: LineSource(self.paths).read_batch(i)
+)
+wrong(
+    *("ReadsColumnsAfterClose", "check_read_after_close"),
+    read_batch=lambda self, indices, fields=None: LineSource(self.paths).read_batch(indices, fields),
+)
 wrong("TakesEmptyForMissing", "check_missing_path", _open_shard=read_shards(_Lenient))
 wrong("ReadsWhatIsLeft", "check_damaged_files", "check_corruptions", _open_shard=read_shards(_Lenient))
 wrong("SharesOneIterator", "check_iterators_are_apart", __iter__=one_iterator)
@@ -255,6 +324,70 @@ wrong("ClipsColumns", "check_columns_out_of_range", read_batch=clip)
 wrong("CountsColumnsFromOne", "check_columns_of_any_request", read_batch=columns_from_one)
 wrong("SlicesColumnsOfAll", "check_slices_are_sources", __getitem__=slices(_Misplaced))
 wrong("LeavesFileOpen", "check_forgotten_source", _open_shard=leave_open)
+wrong("SharesOneOffset", "check_threads", _open_shard=read_shards(_Seeking))
+wrong("OpensWithoutLock", "check_first_use_by_threads", _known=None, __getitem__=single(open_without_lock))
+wrong("ReadsFloat64", "check_records", _read=records(lambda self, found: {"x": found["x"].astype(np.float64)}))
+wrong("Tires", "check_repeated_reads", _reads=0, __getitem__=single(tire))
+wrong("GivesTuples", "check_request", __getitems__=lambda self, indices: (*LineSource.__getitems__(self, indices),))
+wrong("GivesNone", "check_empty_request", __getitems__=lambda self, i: LineSource.__getitems__(self, i) or None)
+wrong("GivesEmptyColumns", "check_empty_request", read_batch=batches(lambda self, batch: batch or {"data": []}))
+wrong("LimitsRequests", "check_long_request", __getitems__=batch(lambda self, indices: indices[:50]))
+wrong("LimitsBatches", "check_columns_of_long_request", read_batch=columns(lambda indices: indices[:50]))
+wrong("EndsEarly", "check_iteration", __iter__=lambda self: iter([self[i] for i in range(len(self) - 1)]))
+wrong("NeverEnds", "check_iteration", __iter__=lambda self: (self[i % len(self)] for i in range(10**9)))
+wrong("KnowsPythonsInts", "check_index_types", __getitem__=single(lambda self, i: i if type(i) is int else 0))
+wrong("ReversesRanges", "check_request_types", __getitems__=batch(
+    lambda self, indices: indices[::-1] if isinstance(indices, range) else indices
+))  # fmt: skip
+wrong("SortsTheRequest", "check_request_is_not_changed", __getitems__=batch(sort_in_place))
+wrong("SortsTheBatch", "check_request_is_not_changed", read_batch=columns(partial(sort_in_place, None)))
+wrong("CutsSlices", "check_slices", __getitem__=slices(lambda self, span: SliceSource(self, span[:-1])))
+wrong("TurnsSlices", "check_slices", __getitem__=slices(lambda self, span: SliceSource(self, span[::-1])))
+wrong("ListsShards", "check_shard_lengths", shard_lengths=property(lambda self: [len(self)]))
+wrong("LosesRecords", "check_shard_lengths", shard_lengths=property(lambda self: (len(self) - 1,)))
+wrong("OwesRecords", "check_shard_lengths", shard_lengths=property(lambda self: (len(self) + 1, -1)))
+wrong("HasTwo", "check_single_record", __len__=lambda self: max(2, LineSource.__len__(self)))
+wrong("HasOne", "check_empty_dataset", __len__=lambda self: max(1, LineSource.__len__(self)))
+wrong("CutsLongRecords", "check_record_sizes", _read=records(lambda self, found: {"data": found["data"][:65_000]}))
+wrong("ReadsEmptyAsNone", "check_empty_values", _read=records(lambda self, found: {"data": found["data"] or None}))
+wrong("ForgetsSigns", "check_negative_index_in_request", __getitems__=batch(lambda self, i: [*map(abs, i)]))
+wrong("NamesNoLength", "check_index_error_text", __getitem__=single(name_no_length))
+wrong("OrdersFields", "check_columns_of_some_fields", read_batch=batches(
+    lambda self, batch: {name: batch[name] for name in ("x", "data") if name in batch}
+))  # fmt: skip
+wrong("MissesField", "check_fields", fields={"x": FieldSpec("float32", (3, 4))})
+wrong("MistakesType", "check_fields", fields={"x": FieldSpec("float32", (3, 4)), "data": FieldSpec("str", ())})
+wrong("MistakesShape", "check_fields", fields={"x": FieldSpec("float32", (3, 5)), "data": FieldSpec("bytes", ())})
+wrong("KeepsBatches", "check_columns_belong_to_caller", read_batch=lambda self, indices, fields=None: (
+    self.__dict__.setdefault(f"{np.asarray(indices)} {fields}", LineSource.read_batch(self, indices, fields))
+))  # fmt: skip
+wrong(
+    *("ReusesColumns", "check_batches_survive_reads", "check_parts_of_large_batches_survive"),
+    _columns=np.empty((64, 3, 4), np.float32),
+    read_batch=batches(one_buffer),
+)
+wrong("ClearsOnClose", "check_values_survive_close", _given=[], close=clear_given, _read=records(
+    lambda self, found: self._given.append(found["x"]) or {}
+))  # fmt: skip
+wrong("GrowsFile", "check_reading_changes_no_file", _read=records(
+    lambda self, found: os.truncate(self.paths[0], os.path.getsize(self.paths[0]) + 1) or {}
+))  # fmt: skip
+wrong("EntersAnother", "check_context_manager", __enter__=lambda self: LineSource(self.paths))
+wrong("StaysOpen", "check_context_manager", __exit__=lambda self, *error: None)
+wrong("StaysOpenAfterErrors", "check_context_manager", __exit__=lambda self, *error: error[0] or self.close())
+wrong("ClosesOnce", "check_close_twice", close=lambda self: 1 / 0 if self._closed else LineSource.close(self))
+wrong("ReadsInMainThread", "check_threads_at_one_index", __getitem__=single(
+    lambda self, index: index if threading.current_thread() is threading.main_thread() else 0
+))  # fmt: skip
+wrong("PicklesThree", "check_pickle", __reduce__=lambda self: (list, ([*self[:3]],)))
+wrong("PicklesOthers", "check_pickle", __reduce__=lambda self: (list, ([*self[::-1]],)))
+wrong("StaysAtHome", "check_fork_before_read", "check_fork_after_read", _home=os.getpid(), _read=records(
+    lambda self, found: {} if os.getpid() == self._home else {"data": b"away"}
+))  # fmt: skip
+wrong("PicklesRecords", "check_moved_files", __reduce__=lambda self: (list, ([*self],)))
+wrong("FingerprintOfReads", "check_fingerprint", _reads=0, _read=count_reads,
+    fingerprint=lambda self: f"{self._reads:016x}")  # fmt: skip
+wrong("FingerprintOfWords", "check_fingerprint", fingerprint=lambda self: "the same as yesterday")
 
 
 @caught_by("check_threads_reading_columns")
@@ -272,75 +405,6 @@ class SharesOneBatch(LineSource):
             time.sleep(0)  # lets another thread in, as a slow disk would
         records = self._rows[: len(indices)]
         return default_collate(records if fields is None else [select_fields(r, fields) for r in records])
-
-
-@caught_by("check_threads")
-class SharesOneOffset:
-    """Seeks and then reads on one shared handle, which is opened on first use.
-
-    Not built on `LineSource`, whose base class prevents this.
-    """
-
-    def __init__(self, path):
-        self._path = os.fspath(path)
-        self._stream = None
-        self._spans = []
-        self._closed = False
-        self._opening = threading.Lock()
-
-    def _open(self):
-        with self._opening:
-            if self._closed:
-                raise ClosedSourceError("closed")
-            if self._stream is None:
-                with open(self._path, "rb") as stream:
-                    lines = stream.read().split(b"\n")[:-1]
-                ends = np.cumsum([len(line) + 1 for line in lines], dtype=np.int64).tolist()
-                self._spans = [(e - len(s) - 1, len(s)) for e, s in zip(ends, lines, strict=True)]
-                self._stream = io.FileIO(self._path)
-            return self._stream
-
-    def __len__(self):
-        self._open()
-        return len(self._spans)
-
-    def __getitem__(self, index):
-        stream = self._open()
-        number = check_index(index, len(self))
-        self._go_to(stream, number)
-        return line_record(bytes.fromhex(stream.read(self._spans[number][1]).decode()))
-
-    def _go_to(self, stream, number):
-        stream.seek(self._spans[number][0])
-        time.sleep(0)  # lets another thread in, as a slow disk would
-
-    def close(self):
-        self._closed = True
-        if self._stream is not None:
-            self._stream.close()
-
-    def __getstate__(self):
-        return {"_path": self._path}
-
-    def __setstate__(self, state):
-        self.__init__(state["_path"])
-
-    def __repr__(self):
-        return f"{type(self).__name__}({os.path.basename(self._path)!r})"
-
-
-@caught_by("check_fork_after_read")
-class RemembersOffset(SharesOneOffset):
-    """Seeks only if its own record of the offset says so; a forked child may have moved the offset."""
-
-    _place = -1
-
-    def _go_to(self, stream, number):
-        if self._place != number:
-            stream.seek(self._spans[number][0])
-        elif number:
-            stream.read(1)  # the end of the line before
-        self._place = number + 1
 
 
 @caught_by("check_construction_opens_nothing", "check_new_process")
@@ -371,23 +435,3 @@ class LeaksDescriptors(LineSource):
     def _open_shard(self, path):
         self.leaked.append(os.open(path, os.O_RDONLY))
         return LineFile(path)
-
-
-@caught_by("check_first_use_by_threads")
-class OpensWithoutLock(LineSource):
-    """Marks itself as open before it is."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self._ready = False
-        self._lines = []
-
-    def __getitem__(self, index, /):
-        if not self._ready:
-            self._ready = True
-            with open(self.paths[0], "rb") as stream:
-                lines = stream.read().split(b"\n")[:-1]
-            for line in lines:
-                time.sleep(0)
-                self._lines.append(bytes.fromhex(line.decode()))
-        return super().__getitem__(index) if isinstance(index, slice) else line_record(self._lines[index])

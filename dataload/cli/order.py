@@ -20,7 +20,6 @@ from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import (
     WHOLE_UP_TO,
     BucketFiller,
-    Figure,
     OrderReport,
     ShardLayout,
     global_rows,
@@ -216,13 +215,15 @@ def _print(facts: dict[str, Any], report: OrderReport) -> None:
 
 
 def _rows(report: OrderReport) -> Iterator[tuple[str, ...]]:
-    figures = {"displacement, mean": report.displacement.mean}
+    mean, mixed = report.displacement.mean, report.mixing.per_batch
+    yield _row("displacement, mean", mean.found, mean.ideal)
     for q, found, ideal in report.displacement.quantiles:
-        figures[f"displacement, {q:.0%} quantile"] = Figure(found=found, ideal=ideal, error=0)
-    figures[f"{report.mixing.noun} per batch"] = report.mixing.per_batch
-    for name, figure in figures.items():
-        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
-        yield name, f"{figure.found:.4g}", f"{figure.ideal:.4g}", ratio
+        yield _row(f"displacement, {q:.0%} quantile", found, ideal)
+    yield _row(f"{report.mixing.noun} per batch", mixed.found, mixed.ideal)
+
+
+def _row(name: str, found: float, ideal: float) -> tuple[str, ...]:
+    return name, f"{found:.4g}", f"{ideal:.4g}", f"{found / ideal:.2f}" if ideal else ""
 
 
 def _notes(report: OrderReport) -> Iterator[str]:

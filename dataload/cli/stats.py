@@ -231,7 +231,7 @@ def _row(name: str, field: FieldStatistics, records: int) -> tuple[str, ...]:
 
 def _range(low: Any, high: Any) -> str:
     texts = [f"{end:,}" if isinstance(end, int) else f"{end:.4g}" for end in (low, high)]
-    return texts[0] if low == high else " to ".join(texts)
+    return " to ".join(dict.fromkeys(texts))
 
 
 def _shape(field: FieldStatistics) -> str:

@@ -129,6 +129,18 @@ def test_ctrl_c_during_a_conversion_leaves_no_half_file(data, monkeypatch):
     assert "4 records from an earlier run" in ok(*command, "--resume")
 
 
+def test_a_bar_shows_how_much_is_done_and_leaves_the_streams_alone(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    streams = sys.stdout, sys.stderr
+    with ProgressBar("measuring [red]") as bar:
+        bar(1234, 5000)
+        assert (sys.stdout, sys.stderr) == streams
+    shown = capsys.readouterr().err
+    assert "measuring [red]" in shown
+    assert "1234/5000" in shown
+
+
 @pytest.mark.slow_suite
 def test_progress_and_colour_on_a_terminal_only(data):
     """On a pseudo-terminal stderr has a bar and colours; stdout, a pipe, has none."""

@@ -138,6 +138,8 @@ def test_the_report_notes_samples_and_records_that_do_not_come(config):
     (last,) = lines(config, "--set", f"source.path=range:{10**10}", "--steps", 10**10 // 16 - 1)
     assert len(last["indices"]) == 16
     text = text_of(config, "--set", "source.path=range:1003", "--set", "loader.tail=drop")
+    for step, batch in enumerate(batches(config, "source.path=range:1003")[:3]):
+        assert f"\nstep {step}: {' '.join(map(str, batch[:10]))} ...\n" in text
     assert "note: the ideal is a uniform shuffle that serves each record once" in text
 
 

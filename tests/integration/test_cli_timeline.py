@@ -12,6 +12,7 @@ from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, TimelineStep
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics
+from dataload.storage.remote.traffic import Request
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -179,6 +180,20 @@ def test_workers_that_share_batches_have_their_rows():
     lanes = ["worker 0\nrows 0-1", "worker 1\nrows 2-3", CONSUMER]
     assert [label.get_text() for label in axes.get_yticklabels()] == lanes
     assert ("collate", 0.9, 0.1, CONSUMER) in bars, "what it joins itself is on the consumer's lane"
+
+
+def test_downloads_have_a_lane_on_which_failed_requests_stand_out():
+    made = Timeline()
+    made.steps = [step(0, CONSUMER, 0.0, 3.0, ("read", 0.0, 3.0))]
+    made.requests = [Request("a", 0.0, 2.0, failed=True), Request("a", 2.0, 3.0, failed=False)]
+    axes, bars = drawn(made)
+    assert {("request", 0.0, 2.0, "downloads"), ("request", 2.0, 1.0, "downloads")} <= bars
+    (shown,) = [each for each in axes.collections if each.get_label() == "request"]
+    legend = axes.get_legend()
+    marks = dict(zip([text.get_text() for text in legend.get_texts()], legend.legend_handles, strict=True))
+    failed, worked = map(tuple, shown.get_facecolor())
+    assert marks["failed request"].get_facecolor() == failed != worked
+    assert "2 requests" in [text.get_text() for text in axes.texts]
 
 
 def test_a_picture_of_nothing():

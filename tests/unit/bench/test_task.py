@@ -49,6 +49,7 @@ def test_a_real_process_on_real_data(written):
     assert answer.first_batch_seconds > 0
     assert answer.peak_rss > 10_000_000
     assert answer.cached_rss > 0
+    assert answer.peak_rss % 4096 == answer.cached_rss % 4096 == 0, "pages"
 
 
 def open_records(one):

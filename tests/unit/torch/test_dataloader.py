@@ -476,6 +476,16 @@ def test_pinned_batches_keep_their_types(monkeypatch):
     assert torch.equal(batch, columns)
 
 
+@pytest.mark.skipif(not hasattr(data, "IterDataPipe"), reason="torch has no DataPipes")
+def test_a_data_pipe_is_read_by_torch():
+    pipe = data.datapipes.iter.IterableWrapper(range(5))
+    with pytest.warns(UserWarning, match="torch's own DataLoader reads a DataPipe"):
+        loader = DataLoader(pipe, 2, snapshot_every_n_steps=3)
+    assert type(loader) is data.DataLoader
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
+    assert isinstance(type("Own", (DataLoader,), {})(pipe, 2), DataLoader)
+
+
 def test_it_is_a_loader_of_both_libraries():
     with DataLoader(NUMBERS, 4, True, num_workers=0) as loader:
         assert isinstance(loader, data.DataLoader)

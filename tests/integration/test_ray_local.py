@@ -1,4 +1,4 @@
-"""A loader on Ray where no cluster runs, and the page that shows one."""
+"""A loader on Ray where no cluster runs, the page that shows one, and what needs no cluster."""
 
 import os
 import re
@@ -15,11 +15,10 @@ from dataload.loader.step import StepRange
 pytest.importorskip("ray", reason="Ray is not installed")
 from dataload.ray.actor import Homes, NodeAhead
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
-
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "fleet.md"
 
 
+@pytest.mark.ray
 def test_a_local_cluster_starts_where_there_is_none(tmp_path):
     (program,) = re.findall(r"```python\n(# train.py\n.*?)```", PAGE.read_text(), re.DOTALL)
     path = tmp_path / "train.py"

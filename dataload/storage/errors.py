@@ -152,12 +152,17 @@ def _letters(name: str) -> list[str]:
 
 
 def describe_missing(path: str) -> str:
-    """Describe the deepest existing directory of `path`, and similar names in it."""
+    """Describe the deepest existing directory of `path`, and the shards or a similar name in it."""
     parent = _existing(path)
     wanted = os.path.relpath(os.path.abspath(path), parent).split(os.sep)[0]
+    stem, suffix = os.path.splitext(wanted)
+    shard = re.compile(rf"{re.escape(stem)}-\d+(-of-\d+)?{re.escape(suffix)}")
     with suppress(OSError), os.scandir(parent) as entries:
-        # Another number is another shard.
-        names = [name for entry in islice(entries, _MOST_NAMES) if _letters(name := entry.name) != _letters(wanted)]
+        listed = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        if any(map(shard.fullmatch, listed)):
+            pattern = os.path.join(parent, f"{stem}-*{suffix}")
+            return f"the directory {parent} has shards that begin with this name: pass {pattern!r}, or the directory"
+        names = [name for name in listed if _letters(name) != _letters(wanted)]  # another number is another shard
         if similar := difflib.get_close_matches(wanted, names, n=1, cutoff=0.75):
             return f"the directory {parent} exists; did you mean {similar[0]!r} in it?"
     return f"the directory {parent} exists, but has no entry of that name"

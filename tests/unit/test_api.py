@@ -91,6 +91,17 @@ def test_a_shard_of_another_number_is_no_similar_name(tmp_path):
         dataload.open(tmp_path / "a-00004.syr")
 
 
+def test_the_name_with_which_shards_were_created(tmp_path):
+    path = tmp_path / "a (1).syr"
+    with dataload.create(path, records_per_shard=1) as writer:
+        writer.extend({"x": np.int64(i)} for i in range(2))
+    with pytest.raises(SourceNotFoundError) as caught:
+        dataload.open(path)
+    pattern = str(tmp_path / "a (1)-*.syr")
+    assert str(caught.value).endswith(f"has shards that begin with this name: pass {pattern!r}, or the directory")
+    assert len(dataload.open(pattern)) == len(dataload.open(tmp_path)) == 2
+
+
 UNKNOWN = r"is not in a known format: byte 0 has {}; array_record, .*syrah, .*tokens.* are detected"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from dataload.catalog.facts import classes_of
 from dataload.collate import Ragged
 from dataload.errors import printable
+from dataload.loader.failures import ErrorPolicy
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
@@ -130,13 +131,21 @@ class Shown:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
+def policy_of(loader: Loader[Any]) -> ErrorPolicy:
+    """Return which records the loader leaves out, and what it does with bad ones."""
+    return loader._work.fetch.policy  # pyright: ignore[reportPrivateUsage] # users have set it
+
+
 def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
     """Return the batch of any step, with at most `most` rows. Raises as `Loader.batch`."""
     batch = loader.batch(epoch, step)
     planner = loader.batch_sampler_of(epoch)
-    plan = planner.plan(step, epoch=epoch)
+    plan, policy = planner.plan(step, epoch=epoch), policy_of(loader)
+    is_excluded = np.isin(plan.indices, policy.excluded_among(plan.indices))
+    others = bool(is_excluded.any()) and (policy.action == "replace" or plan.columns is not None)  # stand in their rows
+    plan = plan if others or not is_excluded.any() else plan.without(is_excluded)
     total = count_rows(batch, plan)
-    matched = total == planned_rows(plan)
+    matched = total == planned_rows(plan) and not others
     rows = [
         ShownRow(row, tuple(_records_of(plan, row, loader.source)) if matched else (), row_of(batch, row, total))
         for row in range(min(total, most))

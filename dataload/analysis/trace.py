@@ -6,14 +6,16 @@ import csv
 import io
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from dataload.analysis.shown import policy_of
 from dataload.errors import ConfigError, closest
+from dataload.loader.failures import ErrorPolicy
 from dataload.loader.loader import Loader
-from dataload.samplers.batch import Serving, servings_of
+from dataload.samplers.batch import BatchPlanner, Serving, servings_of
 from dataload.samplers.common import Float64Array
 from dataload.samplers.quality import global_rows
 from dataload.sources.base import Source
@@ -29,10 +31,25 @@ def trace_record(loader: Loader[Any], index: int, epochs: Iterable[int], steps: 
     records = len(loader.source)
     if not 0 <= index < records:
         raise ConfigError(f"index {index} is out of range: the source has {records} records", key="index", value=index)
-    found: list[Serving] = []
-    for epoch in epochs:
-        found += servings_of(loader.batch_sampler_of(epoch), index, epoch=epoch, steps=steps)
+    found, policy = list[Serving](), policy_of(loader)
+    for epoch in () if is_excluded(loader, index) else epochs:
+        planner = loader.batch_sampler_of(epoch)
+        found += [_moved_up(each, planner, policy) for each in servings_of(planner, index, epoch=epoch, steps=steps)]
     return found
+
+
+def is_excluded(loader: Loader[Any], index: int) -> bool:
+    """Return whether the loader leaves a record out."""
+    return len(policy_of(loader).excluded_among(np.array([index]))) > 0
+
+
+def _moved_up(serving: Serving, planner: BatchPlanner, policy: ErrorPolicy) -> Serving:
+    """Return a serving in its row of the batch, which lacks the rows of excluded records."""
+    if policy.excluded is None or policy.action == "replace" or serving.offset is not None:
+        return serving
+    plan = planner.with_ranks(rank=serving.rank).plan(serving.step, epoch=serving.epoch)
+    gone = 0 if plan.columns is not None else len(policy.excluded_among(plan.indices[: serving.row]))
+    return replace(serving, row=serving.row - gone)
 
 
 def find_key(source: Any, key: str) -> int:
@@ -148,7 +165,7 @@ def rank_by_loss(loader: Loader[Any], losses: StepLosses, *, top: int = 20) -> S
 
 
 def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64Array]:
-    """Return the distinct records of each step, and the place of their step in `losses`; both (n,)."""
+    """Return the distinct records that each step reads, and the place of their step in `losses`; both (n,)."""
     found: list[Int64Array] = []
     places: list[Int64Array] = []
     for epoch in np.unique(losses.epochs).tolist():
@@ -164,7 +181,9 @@ def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64A
                 pairs = np.unique(np.stack([np.repeat(part, counts), indices]), axis=1)
                 places.append(pairs[0])
                 found.append(pairs[1])
-    return np.concatenate(found), np.concatenate(places)
+    served, excluded = np.concatenate(found), policy_of(loader).excluded
+    is_read = np.ones(len(served), np.bool_) if excluded is None else ~np.isin(served, excluded)
+    return served[is_read], np.concatenate(places)[is_read]
 
 
 def _mean_loss(groups: Int64Array, losses: Float64Array, size: int) -> tuple[Float64Array, Int64Array]:

@@ -17,7 +17,7 @@ from dataload._util.settings import check_directory
 from dataload.analysis.certify import Certificate, certify, check_certificate
 from dataload.analysis.pictures import check_picture, timeline_figure
 from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, record_timeline
-from dataload.analysis.trace import SpikeReport, StepLosses, Suspect, find_key, rank_by_loss, trace_record
+from dataload.analysis.trace import SpikeReport, StepLosses, Suspect, find_key, is_excluded, rank_by_loss, trace_record
 from dataload.api import from_config, record_loader
 from dataload.cli import options
 from dataload.cli.output import count_of, print_error, print_json, print_line, print_table
@@ -213,7 +213,8 @@ def _trace(loader: Loader[Any], index: int, epochs: range, steps: str | None, as
         return
     ranks = loader.batch_sampler.world_size
     searched = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs.start}:{epochs.stop}"
-    print_line(f"record {index} ({location}): served {count_of(len(found), 'time')} in {searched}", "bold")
+    left_out = ", because exclude leaves it out" if is_excluded(loader, index) else ""
+    print_line(f"record {index} ({location}): served {count_of(len(found), 'time')} in {searched}{left_out}", "bold")
     has_offset = any(serving.offset is not None for serving in found)
     columns = ["epoch", "step", *(["rank"] if ranks > 1 else []), "row", *(["offset"] if has_offset else [])]
     rows = [tuple(f"{getattr(serving, name):,}" for name in columns) for serving in found[:_SHOWN_SERVINGS]]

@@ -47,6 +47,24 @@ def test_a_record_is_found_in_the_batches_that_trained_on_it(config):
     assert values.split() == [str(serving[name]) for name in ("epoch", "step", "row")]
 
 
+@pytest.mark.parametrize("action", ["raise", "replace"])
+def test_excluded_records_are_not_served(config, action):
+    settings = f"loader.exclude={[*range(0, 50, 3)]}", f"loader.on_error={action}"
+    options = [part for each in settings for part in ("--set", each)]
+    assert facts("trace", config, "--index", 42, *options)["servings"] == []
+    assert "served 0 times in epochs 0:3, because exclude leaves it out" in ok("trace", config, "--index", 42, *options)
+    for serving in facts("trace", config, "--index", 41, *options)["servings"]:
+        step, row = serving["step"], serving["row"]
+        batch = dataload.from_config(config, overrides=settings).batch(serving["epoch"], step)
+        assert batch["x"][row].tolist() == [41.0] * 3
+        shown = ok("show", config, "--epoch", serving["epoch"], "--step", step, *options).split("\nrow ")[row + 1]
+        assert ("index 41: " in shown) == (action == "raise"), "a replaced record is not told from the others"
+    with open("losses.csv", "w") as file:
+        file.write("step,loss\n" + "".join(f"{step},{step % 2}\n" for step in range(26)))
+    suspects = facts("trace", config, "--spike", "losses.csv", "--top", 100, *options)["records"]
+    assert sorted(each["index"] for each in suspects) == [each for each in range(100) if each % 3 or each >= 50]
+
+
 def test_a_state_that_changed_the_batch_size_counts(config):
     run_before = loader()
     iterator = iter(run_before)

@@ -327,7 +327,7 @@ class _Copy:
 _PATHS = {
     "source": ("path", "index", "documents", "labels"),
     "sampler": ("indices", "weights", "lengths", "sequences"),
-    "loader": ("exclude",),
+    "loader": ("changes", "error_report", "exclude"),
     "remote": ("cache",),
 }
 _NESTED = ("parent", "sampler", "samplers")

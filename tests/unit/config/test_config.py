@@ -103,6 +103,14 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch, written, mean
         assert path == meant.format(here=tmp_path, home="/home/me")
 
 
+def test_files_of_a_loader_are_relative_to_its_config(tmp_path, monkeypatch):
+    names = ("changes", "error_report", "exclude")  # the last is a report that an earlier run has written
+    write(tmp_path, "c.json", json.dumps({**OK, "loader": {**dict.fromkeys(names, "a.jsonl"), "batch_size": 2}}))
+    monkeypatch.chdir("/")
+    loader = read_config(tmp_path / "c.json").loader
+    assert {getattr(loader, name) for name in names} == {f"{tmp_path}/a.jsonl"}
+
+
 def write(directory, name, text):
     path = directory / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

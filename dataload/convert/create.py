@@ -113,6 +113,8 @@ class Appender(ShardedWriter):
         first = self._listed.names[0]
         plain = _TENSORFLOW.sub("", first)
         suffix = suffix_of(entry, plain)
+        if not suffix:  # "a1-00000-of-00002" is the first shard of "a1"
+            plain = first
         stem, suffix = plain[: len(plain) - len(suffix)], plain[len(plain) - len(suffix) :]
         number = _NUMBER.search(stem)
         self._head, self._suffix = (stem[: number.start()] if number else f"{stem}-"), suffix
@@ -255,15 +257,19 @@ def _find(path: str, remote: Remote | None) -> tuple[str, DataSetFacts]:
 
 def _is_called(listed: DataSetFacts, name: str) -> bool:
     named = expand_braces(name)
-    if name == listed.pattern or {*named} <= {*listed.names}:
+    if name == listed.pattern or {*named} <= {*listed.names} or all(fnmatchcase(each, name) for each in listed.names):
         return True
-    entry = by_suffix(name) if len(named) == 1 else None
-    return entry is not None and bool(Target(entry, name).names(None).fullmatch(listed.names[0]))
+    entry = _known_format(listed) or by_suffix(name)
+    return len(named) == 1 and entry is not None and bool(Target(entry, name).names(None).fullmatch(listed.names[0]))
+
+
+def _known_format(listed: DataSetFacts) -> Format | None:
+    """Return the format if it is ours: data do not choose which package is imported."""
+    return next((entry for entry in built_in_formats() if entry.name == listed.format), None)
 
 
 def _format_of(listed: DataSetFacts, given: Format | None) -> Format:
-    known = (entry for entry in built_in_formats() if entry.name == listed.format)
-    entry = given or next(known, by_suffix(listed.names[0]))  # data do not choose which package is imported
+    entry = given or _known_format(listed) or by_suffix(listed.names[0])
     if entry is None or entry.name != listed.format:
         message = f"{listed.pattern} has the format {listed.format!r}: pass format={listed.format!r}"
         raise ConfigError(message, key="format", value=None if entry is None else entry.name)

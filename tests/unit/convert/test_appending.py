@@ -120,6 +120,17 @@ def test_names_follow_those_that_are_there(tmp_path):
     assert patterns == dict(zip(TOLD, ("*.syr", "one*.syr", "*.syr", "[0-9]*.syr", "A*.SYR"), strict=True))
 
 
+def test_names_without_a_suffix(tmp_path):
+    for name in ("a1", "a10"):
+        written(tmp_path / name, 0, 4, format="syrah", records_per_shard=2)
+    for start, name in enumerate(("a1", "a1-*", "a1-{00000..00001}-of-00002", "a1-00001-of-00002"), start=4):
+        written(tmp_path / name, start, start + 1, append=True)
+    with pytest.raises(ConfigError, match=r"names 2 of the data sets in .*, which has a1-\[0-9\]\*, a10-\{"):
+        dataload.create(tmp_path / "a1*", append=True)
+    assert [len(dataload.open(f"{tmp_path}/{name}-*")) for name in ("a1", "a10")] == [8, 4]
+    assert numbers(tmp_path / "a1-[0-9]*") == [*range(8)]
+
+
 def test_keys_are_numbered_on(tmp_path):
     written(tmp_path / "d.tar", 0, 3, shards=1)
     written(tmp_path, 3, 5, append=True)

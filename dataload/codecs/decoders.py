@@ -98,8 +98,8 @@ def decode_image(
 
     The pixels are Pillow's, bit for bit. simplejpeg, which releases the GIL, decodes JPEG in YCbCr and grey; Pillow
     decodes the rest. Both use libjpeg-turbo's slow integer DCT and smooth ("fancy") upsampling: the fast variants save
-    5 to 30% of the time, but change pixels by up to 120 of 255. More than 8 bits per channel are an
-    UnsupportedFormatError. EXIF orientation is not applied: see `decode_upright`.
+    5 to 30% of the time, but change pixels by up to 120 of 255. Of more than 8 bits per channel, colours keep the upper
+    8, as in Pillow; grey images are an UnsupportedFormatError. EXIF orientation is not applied: see `decode_upright`.
 
     `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, in Pillow's words; None
     for any of `IMAGE_KINDS`. Decoding may take `limit` bytes of memory: 12 for each pixel, 24 in WebP.

@@ -262,6 +262,8 @@ def with_classes(table: FileTable) -> FileTable:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         return table
     classes = sorted({*labels})
+    if classes and not classes[0]:
+        warnings.warn("rows without a label are the class '', number 0: give them one, or leave them out", stacklevel=2)
     codes = {name: code for code, name in enumerate(classes)}
     column = np.fromiter((codes[label] for label in labels), np.int64, len(labels))
     return replace(table, columns={**table.columns, LABEL: column}, classes=tuple(classes))

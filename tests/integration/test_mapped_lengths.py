@@ -109,6 +109,9 @@ def test_bad_conversations_count_nothing(data):
     message = fail(1, "stats", data, "--map", "talks_map:chat").output
     assert "failed in transform 'Chat' on index 3" in message
     assert "field 'messages' has no assistant turn" in message
+    with pytest.raises(ConfigError, match="no assistant turn") as found:
+        dataload.record_lengths(dataload.open(str(data)), "labels", transform=Chat(make()))
+    assert found.value.__notes__ == [f"The transform failed on index 3 ({data}, record 3)."]
     printed = ok("stats", data, "--map", "talks_map:chat", "--on-error", "skip")
     assert printed.splitlines()[-2:] == ["1 bad record, of length 0", "kept"]
     lengths = dataload.record_lengths(dataload.open(str(data)), "input_ids", transform=Chat(make()))

@@ -19,6 +19,7 @@ from dataload._util.fingerprint import code_digest
 from dataload.catalog.arrays import MOST_BYTES, IndexKey, recall, store_cached
 from dataload.errors import ConfigError, DataloadError, closest
 from dataload.sources.base import Source, SubsetSource
+from dataload.sources.shards import locate
 from dataload.sources.views.concat import ConcatSource
 from dataload.storage import storage_of
 from dataload.storage.kept import CachedTable
@@ -149,8 +150,12 @@ def mapped_lengths(source: Source[Any], field: str, transform: Any) -> Int64Arra
     if lengths is None:
         measured = Measured(len(source))
         for index, record in enumerate(source):
-            sample = reduce(lambda made, each: each.function(made), functions, record)
-            of_fields, compact = measure_sample(functions, sample)
+            try:
+                sample = reduce(lambda made, each: each.function(made), functions, record)
+                of_fields, compact = measure_sample(functions, sample)
+            except Exception as error:
+                error.add_note(f"The transform failed on index {index} ({locate(source, index)}).")
+                raise
             measured.add(np.array([index]), of_fields, [compact])
         lengths, key = measured.lengths, key_of(source, transform)
         if key is not None:

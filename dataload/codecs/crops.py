@@ -123,11 +123,10 @@ class RandomResizedCrop(_Crop):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
-            least, greatest = getattr(self, name)
-            if not 0 < least <= greatest <= most:
-                raise setting_error(
-                    name, (least, greatest), f"must be two numbers that ascend, above 0 and up to {most}"
-                )
+            given = as_tuple(getattr(self, name))
+            if len(given) != 2 or not 0 < given[0] <= given[1] <= most:
+                rule = f"must be two numbers that ascend, above 0 and up to {most}"
+                raise setting_error(name, getattr(self, name), rule)
         if not 0 <= self.mirrored <= 1:
             raise setting_error("mirrored", self.mirrored, "must be a share of the images, from 0 to 1")
 

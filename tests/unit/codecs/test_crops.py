@@ -152,6 +152,7 @@ def test_too_many_pixels_and_a_field_that_is_missing():
         *(({"size": size}, "size must be a number of pixels") for size in (0, (1, 2, 3), True, (4, 0.5))),
         ({"scale": (0.5, 0.1)}, "scale must be two numbers that ascend"),
         ({"scale": (0.5, 1.5)}, "scale must be two numbers that ascend"),
+        ({"scale": 0.5}, "scale must be two numbers that ascend, .* got 0.5"),
         ({"ratio": (0, 1)}, "ratio must be two numbers that ascend"),
         ({"mirrored": 1.5}, "mirrored must be a share"),
         ({"exact": "no"}, "exact must be"),

@@ -144,7 +144,7 @@ def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None
 def by_suffixes(paths: Collection[str], known: Iterable[Format]) -> list[Format | None]:
     """Return what `by_suffix` does for many paths; those with the same name from its first dot on have one answer."""
     entries = [entry for entry in known if entry.suffixes]
-    if len(paths) < 2 or not all(suffix.startswith(".") for entry in entries for suffix in entry.suffixes):
+    if not all(suffix.startswith(".") for entry in entries for suffix in entry.suffixes):
         return [by_suffix(path, entries) for path in paths]
     names = (path.rstrip("/").rpartition("/")[2] for path in paths)
     ends = [name[max(0, name.find(".")) :] for name in names]

@@ -147,8 +147,9 @@ def media_table(names: list[str], values: Int64Array, path: str) -> FileTable:
         raise ConfigError(message, key="pattern")
     if not fields:
         raise ConfigError(f"{path} contains no images or audio: pass pattern='{{key}}.*'", key="paths", value=path)
-    files = {fields[0]: np.arange(len(names), dtype=np.int64)}
-    return FileTable(Names.of(names), values, files, {fields[0]: tuple(sorted(kinds))}, ends, {})
+    [field] = fields
+    files = {field: np.arange(len(names), dtype=np.int64)}
+    return FileTable(Names.of(names), values, files, {field: tuple(sorted(kinds))}, ends, {})
 
 
 def field_of(suffix: str) -> str:

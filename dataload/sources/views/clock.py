@@ -67,7 +67,7 @@ class Clock:
         lows, highs = firsts.copy(), firsts.copy()
         first, last = self.times[firsts[filled]], self.times[stops[filled] - 1]
         base = self.sequences[firsts[filled]] * self.span - first
-        early = np.clip(first - self._ticks(before), first - 1, last + 1) + base
+        early = np.clip(first - self._ticks(before), first, last + 1) + base
         late = np.clip(last - self._ticks(after), first - 1, last + 1) + base
         lows[filled] = np.clip(np.searchsorted(self.keys, early, side="left"), firsts[filled], stops[filled])
         highs[filled] = np.clip(np.searchsorted(self.keys, late, side="right"), firsts[filled], stops[filled])

@@ -1,11 +1,19 @@
 """Keys by address, and hashes, the same in every release."""
 
 import hashlib
+import random
 
 import numpy as np
 import pytest
 
-from dataload._util.randomness import check_seed, derive_key, hash64
+from dataload._util.randomness import (
+    check_seed,
+    derive_key,
+    derive_word,
+    hash64,
+    keep_global_generators,
+    seed_global_generators,
+)
 from dataload.errors import ConfigError
 
 
@@ -31,3 +39,14 @@ def test_keys_and_hashes_never_change():
     # The first outputs of the reference generator with state 1234567.
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert hash64(np.uint64(1234567), np.arange(1, 6)).tolist() == known
+
+
+def test_the_global_generators_of_a_step_never_change():
+    before, restore = random.getstate(), keep_global_generators()
+    for step in (0, 31, 32, 1000):
+        seed_global_generators(3, 2, step)
+        word = int(derive_word(3, "global generators", 2, step))
+        assert random.random() == random.Random(word).random()
+        assert np.random.random() == np.random.RandomState(word & 0xFFFFFFFF).random()  # noqa: NPY002
+    restore()
+    assert random.getstate() == before

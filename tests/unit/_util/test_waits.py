@@ -3,6 +3,7 @@
 import _thread
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -36,6 +37,27 @@ def test_progress_puts_the_deadline_off_up_to_a_limit(clock):
     while wait.goes_on(int(clock.now[0])):
         pass
     assert 110 <= clock.now[0] < 110.1
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_threads_end_after_queued_calls_or_running_ones_or_at_once(error):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call():
+        begun.set()
+        go_on.wait(20)
+
+    with pytest.raises(error) if error else nullcontext(), waits.DaemonThreads(1) as pool:
+        futures = [pool.submit(call) for _ in range(3)]
+        assert begun.wait(20)
+        if error is None:
+            go_on.set()
+        else:
+            futures[2].add_done_callback(lambda _: error is ValueError and go_on.set())
+            raise error
+    assert [future.cancelled() for future in futures] == [False, error is not None, error is not None]
+    assert futures[0].done() == (error is not KeyboardInterrupt)
+    go_on.set()
 
 
 def load(call):

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -411,6 +412,17 @@ RECORDS = [
 
 def read(path):
     return pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(str(path)).read_all()
+
+
+def test_a_footer_without_a_list_of_dictionaries(tmp_path):
+    """pyarrow writes an empty one."""
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"n": range(10)}))
+    data = bytearray(path.read_bytes())
+    footer = len(data) - 10 - int.from_bytes(data[-10:-6], "little")
+    root = footer + struct.unpack_from("<I", data, footer)[0]
+    struct.pack_into("<H", data, root - struct.unpack_from("<i", data, root)[0] + 4 + 2 * 2, 0)
+    path.write_bytes(data)
+    assert ArrowSource(path).read_batch([9, 2])["n"].tolist() == [9, 2]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

@@ -137,6 +137,7 @@ def test_files_are_released_until_the_leases_fit(tmp_path):
             shards.touch(self)
 
         is_open = property(lambda self: self.lease is not None)
+        is_deleted = lambda self: self is files[0]  # noqa: E731
 
         def release(self):
             self.lease = None
@@ -149,6 +150,8 @@ def test_files_are_released_until_the_leases_fit(tmp_path):
     lease = files[2].lease
     assert shards.keep(lease, 20)
     assert [file.is_open for file in files] == [True, False, True]
+    shards.release_deleted()
+    assert [file.is_open for file in files] == [False, False, True]
     assert not shards.keep(lease, 9)
     assert not any(file.is_open for file in files)
 

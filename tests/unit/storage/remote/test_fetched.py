@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -61,8 +61,7 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
         step(url, (120, 100), (-3, 9), (version.size - 4, 9), (90, 0)),
         step(url, (far, 4 * PART)),
     ]
-    prefetcher = RangePrefetcher({url: version}, iter(steps), remote)
-    try:
+    with closing(RangePrefetcher({url: version}, iter(steps), remote)) as prefetcher:
         assert read(prefetcher, url, (5, 10), (far, 7)) == []
         assert read(prefetcher, url, (100, 50), (150 + GAP, 50)) == []
         prefetcher.received()
@@ -70,8 +69,6 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
         assert read(prefetcher, url, (3, 5), (200 + GAP, 1), (far + 4 * PART, 1), (100, 1)) == [0, 1, 2]
         for _ in range(3):
             prefetcher.received()
-    finally:
-        prefetcher.close()
     downloads = remote.traffic.total()
     assert downloads.requests == 2 + 1 + 4
     assert downloads.nbytes == 10 + 7 + (100 + GAP) + 4 * PART
@@ -81,11 +78,8 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
 
 def test_what_was_not_requested_is_fetched_by_the_reader(stored):
     url, version, remote = stored
-    prefetcher = RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
-    try:
+    with closing(RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)):
         found = RemoteFile(url, version, remote).copies(np.array([20 * GAP, 5, 7 * GAP]), np.array([3, 10, 2]))
-    finally:
-        prefetcher.close()
     assert found == [CONTENT[at : at + n].tobytes() for at, n in ((20 * GAP, 3), (5, 10), (7 * GAP, 2))]
     assert remote.traffic.total().nbytes == 15
 
@@ -96,8 +90,7 @@ def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
     url, version, remote = stored
     taken = []
     steps = (taken.append(number) or step(url, (2 * GAP * number, 10)) for number in range(9))
-    prefetcher = RangePrefetcher({url: version}, steps, remote)
-    try:
+    with closing(RangePrefetcher({url: version}, steps, remote)) as prefetcher:
         for ahead in (5, 6, 7):
             deadline = time.monotonic() + 60
             while remote.traffic.total().nbytes < 10 * ahead and time.monotonic() < deadline:
@@ -107,8 +100,6 @@ def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
             prefetcher.received()
         assert read(prefetcher, url, (0, 10), (8 * GAP, 10), (16 * GAP, 10)) == [0], "kept until it was received"
         assert len(taken) == 9, "a reader that lacks a range has all planned"
-    finally:
-        prefetcher.close()
 
 
 @pytest.mark.parametrize("error", [OSError("reset"), StoreError("it is gone")])
@@ -131,13 +122,10 @@ def test_requests_that_fail_are_left_to_the_reader(stored, monkeypatch, error):
     monkeypatch.setattr(ObjectClient, "stream", fail)
     monkeypatch.setattr(ranges, "_GROUP_STEPS", 1)
     monkeypatch.setattr(ranges, "_CLOSE_SECONDS", 60)
-    prefetcher = RangePrefetcher({url: version}, steps(), remote)
-    try:
+    with closing(RangePrefetcher({url: version}, steps(), remote)) as prefetcher:
         assert begun.acquire(timeout=60)
         assert begun.acquire(timeout=60)
         with pytest.raises(StoreError) if isinstance(error, StoreError) else nullcontext():
             assert read(prefetcher, url, (5, 10)) == [0]
         assert read(prefetcher, url, (5, 10)) == [0]
-    finally:
-        prefetcher.close()
     assert set(threading.enumerate()) <= set(others)

@@ -168,6 +168,11 @@ def _check(messages: Sequence[Message], path: str) -> None:
             raise CorruptFileError(message, path=path, offset=messages[number].offset)
 
 
+def _number(form: str, data: bytes, at: int) -> int:
+    [found] = struct.unpack_from(form, data, at)
+    return found
+
+
 class _Table:
     """A table of Flatbuffers."""
 
@@ -177,20 +182,20 @@ class _Table:
         if at < 0:
             raise ValueError("a table before the start")
         self._data, self._at = data, at
-        vtable = at - struct.unpack_from("<i", data, at)[0]
+        vtable = at - _number("<i", data, at)
         if vtable < 0:
             raise ValueError("a table without fields")
-        size = struct.unpack_from("<H", data, vtable)[0]
+        size = _number("<H", data, vtable)
         self._fields: tuple[int, ...] = struct.unpack_from(f"<{max(0, size // 2 - 2)}H", data, vtable + 4)
 
     @classmethod
     def root(cls, data: bytes) -> "_Table":
-        return cls(data, struct.unpack_from("<I", data)[0])
+        return cls(data, _number("<I", data, 0))
 
     def number(self, field: int, kind: str) -> int:
         """Return a scalar in the format `kind` of `struct`; 0 if it is absent."""
         at = self._where(field)
-        return 0 if at is None else struct.unpack_from(f"<{kind}", self._data, at)[0]
+        return 0 if at is None else _number(f"<{kind}", self._data, at)
 
     def table(self, field: int) -> "_Table | None":
         at = self._where(field)
@@ -202,7 +207,7 @@ class _Table:
         if at is None:
             return 0, 0
         start = self._target(at)
-        return struct.unpack_from("<I", self._data, start)[0], start + 4
+        return _number("<I", self._data, start), start + 4
 
     def pairs(self, field: int) -> bytes:
         count, start = self.vector(field)
@@ -216,7 +221,7 @@ class _Table:
         return self._at + offset if offset else None
 
     def _target(self, at: int) -> int:
-        return at + struct.unpack_from("<I", self._data, at)[0]
+        return at + _number("<I", self._data, at)
 
 
 class _Part(NamedTuple):

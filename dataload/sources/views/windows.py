@@ -264,8 +264,10 @@ class _Group:
         """Return the specification of a field in a window."""
         if not self.has_axis:
             return spec
-        if spec.shape is None or spec.dtype in ("bytes", "str"):  # tuples have neither dtype nor shape
-            return FieldSpec("unknown" if spec.dtype in ("bytes", "str") else spec.dtype, None)
+        if spec.dtype in ("bytes", "str"):  # tuples have neither dtype nor shape
+            return FieldSpec("unknown")
+        if spec.shape is None:
+            return FieldSpec(spec.dtype)
         return FieldSpec(spec.dtype, (len(self.offsets), *spec.shape))
 
 

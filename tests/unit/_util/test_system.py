@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from dataload._util import system
 from dataload._util.system import available_bytes, cgroup_quota, cpu_demand, usable_cpus
 
 
@@ -86,6 +87,13 @@ def test_affinity_and_quota_together(monkeypatch, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5, 7})
     monkeypatch.setattr("dataload._util.system.cgroup_quota", lambda: quota)
     assert usable_cpus() == expected
+
+
+def test_demand_counts_the_nanoseconds_that_threads_waited_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(system.os, "listdir", lambda _: ["1", "2"])
+    monkeypatch.setattr(system, "_read", lambda _: b"7 2000000000 9")
+    before = time.process_time()
+    assert 4 <= cpu_demand() - before < 5
 
 
 def test_demand_counts_what_all_threads_compute_and_not_what_they_wait():

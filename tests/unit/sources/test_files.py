@@ -19,6 +19,7 @@ from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import directory
 from dataload.sources import file_source as files
+from dataload.sources.base import check_files
 from dataload.sources.file_source import FileSource
 from dataload.testing.child import ReadReport, read_in_fork
 
@@ -77,6 +78,14 @@ def test_a_repr_has_the_end_of_a_long_path(tmp_path, monkeypatch):
         LineBackend().write(Path(name), [record(0)])
     assert repr(LineSource(["x" * 79])) == f"LineSource('{'x' * 79}')"
     assert repr(LineSource(["x" * 80, "x" * 79])) == f"LineSource('...{'x' * 77}', 2 shards)"
+
+
+def test_files_that_are_not_mapped_may_be_overwritten(make):
+    [path] = make(3)
+    source = LineSource([path])
+    assert tags(source) == [0, 1, 2]
+    path.write_bytes(b"")
+    check_files(source)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -201,6 +201,8 @@ def test_follows_the_rules_of_sources():
     assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
     assert source.sequence_lengths.tolist() == [5, 9]
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
+    found = windows(MemorySource([{"text": "a", "bytes": b"b", "x": 0.5}] * 2), [2], 2).fields
+    assert [*map(str, found.values())] == ["unknown", "unknown", "float64 (2)"]
 
 
 def test_reads_each_record_once_and_only_the_fields_that_need_it():

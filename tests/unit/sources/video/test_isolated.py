@@ -16,6 +16,7 @@ from videos import decoded, write_sound, write_video
 
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.video.isolated import Children
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,6 +118,14 @@ def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert (source[7]["frame"] == decoded(tmp_path / "a.mp4")[0][7]).all()
     source.close()
+    assert not children()
+
+
+def test_a_child_in_use_when_its_source_closes_ends():
+    owner = Children()
+    child = owner.take()
+    owner.close()
+    owner.give_back(child)
     assert not children()
 
 

@@ -11,7 +11,7 @@ from videos import decoded, write_video
 
 import dataload
 from dataload.convert import convert
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, SourceError
 
 EXACT = {"pixel_format": "rgb24", "crf": 0}
 
@@ -113,6 +113,7 @@ BEHIND = "record 1: a frame must be later than the frame before it.*write to a d
         ("a.mp4", [{"frame": FRAME, "time": 1.0}, {"frame": FRAME}], "no time, and the first of its video .* a time"),
         ("a.mp4", [{"frame": FRAME, "time": float("nan")}], "the time of record 0 is nan s, not 0 or later"),
         ("a.mp4", [{"frame": FRAME}, {"frame": FRAME[:16]}], r"record 1 is \(16, 48, 3\).* video \(32, 48, 3\)"),
+        ("a.mp4", [{"frame": np.zeros((2, 20_000, 3), np.uint8)}], "FFmpeg cannot write this video: "),
         ("a.mp4", [], "a video needs at least one frame"),
         ("a.webm", [], "H.264 is not written to files '.webm': choose one of .mp4"),
         ("out", [{"frame": FRAME, "video": "../x"}], "record 0 cannot name its video"),
@@ -120,7 +121,7 @@ BEHIND = "record 1: a frame must be later than the frame before it.*write to a d
     ],
 )  # fmt: skip
 def test_what_is_refused_leaves_nothing(tmp_path, name, records, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(SourceError if "FFmpeg" in message else ConfigError, match=message):
         write(tmp_path / name, records)
     assert not [*tmp_path.iterdir()]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from line_source import LineBackend, LineSource
+from part_sources import Unloadable
 from samples import sampled
 from wrong_sources import FAULTS, LeaksDescriptors  # tests/support
 
@@ -135,6 +136,7 @@ def test_suite_runs_in_a_project_of_somebody_else(tmp_path):
         """
 from dataload.testing import SourceSuite
 from line_source import LineBackend, LineSource
+from part_sources import Unloadable
 
 
 class ForgetsLastRecord(LineSource):
@@ -309,3 +311,9 @@ def test_a_source_that_hangs_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(child, "_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(AssertionError, match=r"the process that read 'hangs' did not end in 0\.2 s"):
         read_in_fork(["reads", "hangs"], read=lambda name: signal.pause() if name == "hangs" else ReadReport())
+
+
+def test_a_source_that_does_not_unpickle_is_told_and_the_next_one_is_read():
+    lost, found = read_in_new_process([Unloadable("log", "die"), RangeSource(3)])
+    assert lost.error == "unpickling raises KeyError: 'lost'"
+    assert len(found.digests) == 3

@@ -338,6 +338,8 @@ def test_verify_counts_records_over_all_files_and_parts(damaged, data):
     # The records of the first part were not counted.
     assert places == [("damaged.syr", None, 3), ("damaged.syr", None, 7)]
     assert bad(damaged, "--part", "1/1")[0] == [("damaged.syr", 3, 3), ("damaged.syr", 7, 7)]
+    damaged.rename(data / "0.syr")
+    assert bad(data, "--part", "1/2")[0] == [("0.syr", 3, 3), ("0.syr", 7, 7)]
 
 
 def test_verify_goes_on_when_a_whole_file_is_bad(damaged, data):

@@ -43,6 +43,7 @@ def test_a_small_run(tmp_path, own):
     options = ("--records", 200, "--formats", "torchrecord,tar", *QUICK, "--cache", tmp_path / "cache")
     lines, told = bench(own, *options, json_to=tmp_path / "out.json")
     results = parse_results(told)
+    assert results.machine["memory"] > 2**28
     assert [(m.task.kind, m.task.format, m.error) for m in results.measurements] == [
         ("dataload", "torchrecord", None),
         ("dataload", "tar", None),

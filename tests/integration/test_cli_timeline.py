@@ -132,8 +132,9 @@ def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer():
         step(0, CONSUMER, 104.0, 106.0, ("read", 104.0, 105.5), epoch=1),
     ]
     made.work = [(102.0, 103.0), (103.0, 104.0)]
+    made.requests = [Request("a", 100.0, 102.0, failed=True), Request("a", 102.0, 103.0, failed=False)]
     axes, bars = drawn(made)
-    lanes = ["worker 0", "worker 1", "consumer makes", CONSUMER]
+    lanes = ["worker 0", "worker 1", "consumer makes", CONSUMER, "downloads"]
     assert bars == {
         ("read", 0.0, 1.0, lanes[0]),
         ("collate", 1.0, 1.0, lanes[0]),
@@ -144,16 +145,22 @@ def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer():
         ("consumer waits", 4.0, 2.0, CONSUMER),
         ("consumer works", 2.0, 1.0, CONSUMER),
         ("consumer works", 3.0, 1.0, CONSUMER),
+        ("request", 0.0, 2.0, "downloads"),
+        ("request", 2.0, 1.0, "downloads"),
     }
-    assert list(axes.get_yticks()) == [0, 1, 2, 3]
-    assert axes.yaxis_inverted(), "the consumer's is the lowest"
+    assert list(axes.get_yticks()) == [0, 1, 2, 3, 4]
+    assert axes.yaxis_inverted(), "the consumer's is lower than those of workers"
     assert (axes.get_xlim(), axes.get_xlabel()) == ((0, 6), "time (s)")
     shown = [text.get_text() for text in axes.texts]
-    assert {"busy 33%", "busy 25%", "waits 50%"} <= set(shown)
-    keys = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert keys == ["read 82%", "collate 18%", "consumer waits", "consumer works", "idle", "a new epoch"]
-    stages = {c.get_label(): tuple(c.get_facecolor()[0]) for c in axes.collections if c.get_label()[0] != "_"}
-    assert len(set(stages.values())) == len(stages) == 4
+    assert {"busy 33%", "busy 25%", "waits 50%", "2 requests"} <= set(shown)
+    legend = axes.get_legend()
+    marks = dict(zip([text.get_text() for text in legend.get_texts()], legend.legend_handles, strict=True))
+    stages = ["read 82%", "collate 18%", "consumer waits", "consumer works"]
+    assert [*marks] == [*stages, "failed request", "idle", "a new epoch"]
+    colours = {c.get_label(): [*map(tuple, c.get_facecolor())] for c in axes.collections if c.get_label()[0] != "_"}
+    failed, worked = colours.pop("request")
+    assert marks["failed request"].get_facecolor() == failed != worked
+    assert len({each[0] for each in colours.values()}) == len(colours) == 4
     title, about = texts_of(axes.figure)
     assert title == "Limit: read"
     assert about.startswith("train.toml: step 0 of epoch 0 to step 0 of epoch 1")
@@ -180,20 +187,6 @@ def test_workers_that_share_batches_have_their_rows():
     lanes = ["worker 0\nrows 0-1", "worker 1\nrows 2-3", CONSUMER]
     assert [label.get_text() for label in axes.get_yticklabels()] == lanes
     assert ("collate", 0.9, 0.1, CONSUMER) in bars, "what it joins itself is on the consumer's lane"
-
-
-def test_downloads_have_a_lane_on_which_failed_requests_stand_out():
-    made = Timeline()
-    made.steps = [step(0, CONSUMER, 0.0, 3.0, ("read", 0.0, 3.0))]
-    made.requests = [Request("a", 0.0, 2.0, failed=True), Request("a", 2.0, 3.0, failed=False)]
-    axes, bars = drawn(made)
-    assert {("request", 0.0, 2.0, "downloads"), ("request", 2.0, 1.0, "downloads")} <= bars
-    (shown,) = [each for each in axes.collections if each.get_label() == "request"]
-    legend = axes.get_legend()
-    marks = dict(zip([text.get_text() for text in legend.get_texts()], legend.legend_handles, strict=True))
-    failed, worked = map(tuple, shown.get_facecolor())
-    assert marks["failed request"].get_facecolor() == failed != worked
-    assert "2 requests" in [text.get_text() for text in axes.texts]
 
 
 def test_a_picture_of_nothing():

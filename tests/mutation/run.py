@@ -403,11 +403,11 @@ def _coverage() -> tuple[dict[str, dict[int, set[str]]], Counter[str]]:
     """Return the tests that ran each line of each file, and how many lines each test ran."""
     data = coverage.CoverageData(str(covering()))
     data.read()
-    found: dict[str, dict[int, set[str]]] = {}
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in data.measured_files():
-        lines = data.contexts_by_lineno(path)
-        below = path.rpartition("/dataload/")[2]  # whichever checkout was measured
-        found[below] = {line: {test.partition("|")[0] for test in tests if test} for line, tests in lines.items()}
+        below = path.rpartition("/dataload/")[2]  # whichever checkout was measured, or several
+        for line, tests in data.contexts_by_lineno(path).items():
+            found[below][line] |= {test.partition("|")[0] for test in tests if test}
     return found, Counter(test for by_line in found.values() for tests in by_line.values() for test in tests)
 
 

@@ -6,14 +6,11 @@ Most are variants of one small correct source, `line_source.LineSource`, with an
 import os
 import threading
 import time
-from functools import partial
 
 import numpy as np
 from line_source import LineFile, LineSource, line_record, parse_line
 
 from dataload._util.indexing import as_indices
-from dataload.catalog.facts import select_fields
-from dataload.collate import default_collate
 from dataload.sources.base import SliceSource
 from dataload.types import FieldSpec
 
@@ -63,37 +60,6 @@ def in_range(self, indices):
 
 def read_shards(kind):
     return lambda self, path: kind(path)
-
-
-class _Buffered(LineFile):
-    def __init__(self, path):
-        super().__init__(path)
-        self._buffer = np.empty((3, 4), np.float32)
-
-    def read(self, indices, fields):
-        records = super().read(indices, fields)
-        for record in records:
-            self._buffer[...] = record["x"]
-            record["x"] = self._buffer
-        return records
-
-
-class _Frozen(LineFile):
-    def read(self, indices, fields):
-        records = super().read(indices, fields)
-        for record in records:
-            record["x"].flags.writeable = False
-        return records
-
-
-class _Cached(LineFile):
-    def __init__(self, path):
-        super().__init__(path)
-        self._records = [line_record(line) for line in self.lines]
-
-    def read(self, indices, fields):
-        names = fields or ("x", "data")
-        return [{name: self._records[index][name] for name in names} for index in indices.tolist()]
 
 
 class _Lenient(LineFile):
@@ -219,7 +185,7 @@ def state_with_records(self):
 
 def columns(change):
     """Return a `read_batch` that changes the indices."""
-    return lambda self, indices, fields=None: LineSource.read_batch(self, change(indices), fields)
+    return lambda self, indices, fields=None: LineSource.read_batch(self, change(self, indices), fields)
 
 
 def batches(change):
@@ -232,6 +198,15 @@ def records(change):
     return lambda self, indices: [{**record, **change(self, record)} for record in LineSource._read(self, indices)]
 
 
+def here(self, value):
+    return value if threading.current_thread() is threading.main_thread() else 0
+
+
+def open_at_once(self, paths):
+    LineSource.__init__(self, paths)
+    LeaksDescriptors.leaked.append(os.open(self.paths[0], os.O_RDONLY))
+
+
 def sort_in_place(self, indices):
     indices.sort()
     return indices
@@ -242,19 +217,20 @@ def tire(self, index):
     return index if self._reads < 40 else 0
 
 
-def open_without_lock(self, index):
-    if self._known is None:
-        self._known = []
-        for record in self[:]:
-            time.sleep(0)  # lets another thread in, as a slow disk would
-            self._known.append(record)
-    return self._known[index] and index
-
-
 def name_no_length(self, index):
     if isinstance(index, int) and index >= len(self):
         raise IndexError(f"no record {index}")
     return index
+
+
+def one_array(self, record):
+    self._buffer[...] = record["x"]
+    return {"x": self._buffer}
+
+
+def from_cache(self, indices):
+    found = zip(indices.tolist(), LineSource._read(self, indices), strict=True)
+    return [self.__dict__.setdefault(f"record {index}", record) for index, record in found]
 
 
 def one_buffer(self, batch):
@@ -283,12 +259,9 @@ wrong("WrapsAround", "check_out_of_range", __getitem__=single(lambda self, index
 wrong("RoundsFloats", "check_wrong_index_types", __getitem__=single(lambda self, index: int(index)))
 wrong("SkipsBadIndices", "check_bad_index_in_request", __getitems__=batch(in_range))
 wrong("CountsAcrossShards", "check_shards", _read=across_shards)
-wrong("ReusesBuffer", "check_values_survive_reads", _open_shard=read_shards(_Buffered))
-wrong("ReturnsReadOnly", "check_records_belong_to_caller", _open_shard=read_shards(_Frozen))
-wrong(
-    *("HandsOutItsCache", "check_records_belong_to_caller", "check_rows_do_not_share_memory"),
-    _open_shard=read_shards(_Cached),
-)
+wrong("ReusesBuffer", "check_values_survive_reads", _buffer=np.empty((3, 4), np.float32), _read=records(one_array))
+wrong("ReadsReadOnly", "check_records_belong_to_caller", _read=records(lambda _, r: r["x"].setflags(write=False) or {}))
+wrong("HandsOutItsCache", "check_records_belong_to_caller", "check_rows_do_not_share_memory", _read=from_cache)
 wrong("ColumnsOfFloat64", "check_columns", _read_columns=float64_columns)
 wrong("ReadsAfterClose", "check_read_after_close", close=reopen)
 wrong(
@@ -325,22 +298,20 @@ wrong("CountsColumnsFromOne", "check_columns_of_any_request", read_batch=columns
 wrong("SlicesColumnsOfAll", "check_slices_are_sources", __getitem__=slices(_Misplaced))
 wrong("LeavesFileOpen", "check_forgotten_source", _open_shard=leave_open)
 wrong("SharesOneOffset", "check_threads", _open_shard=read_shards(_Seeking))
-wrong("OpensWithoutLock", "check_first_use_by_threads", _known=None, __getitem__=single(open_without_lock))
+wrong("OpensAtOnce", "check_construction_opens_nothing", __init__=open_at_once)
 wrong("ReadsFloat64", "check_records", _read=records(lambda self, found: {"x": found["x"].astype(np.float64)}))
 wrong("Tires", "check_repeated_reads", _reads=0, __getitem__=single(tire))
 wrong("GivesTuples", "check_request", __getitems__=lambda self, indices: (*LineSource.__getitems__(self, indices),))
 wrong("GivesNone", "check_empty_request", __getitems__=lambda self, i: LineSource.__getitems__(self, i) or None)
 wrong("GivesEmptyColumns", "check_empty_request", read_batch=batches(lambda self, batch: batch or {"data": []}))
 wrong("LimitsRequests", "check_long_request", __getitems__=batch(lambda self, indices: indices[:50]))
-wrong("LimitsBatches", "check_columns_of_long_request", read_batch=columns(lambda indices: indices[:50]))
+wrong("LimitsBatches", "check_columns_of_long_request", read_batch=columns(lambda self, indices: indices[:50]))
 wrong("EndsEarly", "check_iteration", __iter__=lambda self: iter([self[i] for i in range(len(self) - 1)]))
 wrong("NeverEnds", "check_iteration", __iter__=lambda self: (self[i % len(self)] for i in range(10**9)))
 wrong("KnowsPythonsInts", "check_index_types", __getitem__=single(lambda self, i: i if type(i) is int else 0))
-wrong("ReversesRanges", "check_request_types", __getitems__=batch(
-    lambda self, indices: indices[::-1] if isinstance(indices, range) else indices
-))  # fmt: skip
+wrong("TurnsRanges", "check_request_types", __getitems__=batch(lambda self, i: i[::-1] if type(i) is range else i))
 wrong("SortsTheRequest", "check_request_is_not_changed", __getitems__=batch(sort_in_place))
-wrong("SortsTheBatch", "check_request_is_not_changed", read_batch=columns(partial(sort_in_place, None)))
+wrong("SortsTheBatch", "check_request_is_not_changed", read_batch=columns(sort_in_place))
 wrong("CutsSlices", "check_slices", __getitem__=slices(lambda self, span: SliceSource(self, span[:-1])))
 wrong("TurnsSlices", "check_slices", __getitem__=slices(lambda self, span: SliceSource(self, span[::-1])))
 wrong("ListsShards", "check_shard_lengths", shard_lengths=property(lambda self: [len(self)]))
@@ -376,9 +347,8 @@ wrong("EntersAnother", "check_context_manager", __enter__=lambda self: LineSourc
 wrong("StaysOpen", "check_context_manager", __exit__=lambda self, *error: None)
 wrong("StaysOpenAfterErrors", "check_context_manager", __exit__=lambda self, *error: error[0] or self.close())
 wrong("ClosesOnce", "check_close_twice", close=lambda self: 1 / 0 if self._closed else LineSource.close(self))
-wrong("ReadsInMainThread", "check_threads_at_one_index", __getitem__=single(
-    lambda self, index: index if threading.current_thread() is threading.main_thread() else 0
-))  # fmt: skip
+wrong("ReadsHere", "check_threads_at_one_index", "check_first_use_by_threads", __getitem__=single(here))
+wrong("BatchesHere", "check_threads_reading_columns", read_batch=batches(here))
 wrong("PicklesThree", "check_pickle", __reduce__=lambda self: (list, ([*self[:3]],)))
 wrong("PicklesOthers", "check_pickle", __reduce__=lambda self: (list, ([*self[::-1]],)))
 wrong("StaysAtHome", "check_fork_before_read", "check_fork_after_read", _home=os.getpid(), _read=records(
@@ -388,42 +358,6 @@ wrong("PicklesRecords", "check_moved_files", __reduce__=lambda self: (list, ([*s
 wrong("FingerprintOfReads", "check_fingerprint", _reads=0, _read=count_reads,
     fingerprint=lambda self: f"{self._reads:016x}")  # fmt: skip
 wrong("FingerprintOfWords", "check_fingerprint", fingerprint=lambda self: "the same as yesterday")
-
-
-@caught_by("check_threads_reading_columns")
-class SharesOneBatch(LineSource):
-    """Collects every batch in the same list."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self._rows = []
-
-    def _read_columns(self, indices, fields):
-        self._rows.clear()
-        for index in indices.tolist():
-            self._rows += super()._read(np.array([index]))
-            time.sleep(0)  # lets another thread in, as a slow disk would
-        records = self._rows[: len(indices)]
-        return default_collate(records if fields is None else [select_fields(r, fields) for r in records])
-
-
-@caught_by("check_construction_opens_nothing", "check_new_process")
-class OpensAtOnce(LineSource):
-    """Opens a descriptor in its constructor and pickles the number."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self._handle = os.open(self.paths[0], os.O_RDONLY) if os.path.exists(self.paths[0]) else -1
-
-    def _open_shard(self, path):
-        os.fstat(self._handle)
-        return LineFile(path)
-
-    def close(self):
-        super().close()
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
 
 
 @caught_by("check_close_releases_everything")

@@ -1,5 +1,7 @@
 """One measurement: what it counts, on readings whose batches are known, and on real data in a real process."""
 
+from pathlib import Path
+
 import bench_readings
 import pytest
 
@@ -50,6 +52,15 @@ def test_a_real_process_on_real_data(written):
     assert answer.peak_rss > 10_000_000
     assert answer.cached_rss > 0
     assert answer.peak_rss % 4096 == answer.cached_rss % 4096 == 0, "pages"
+
+
+def test_a_system_without_proc_tells_less(made, monkeypatch):
+    def fail(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    answer = measure(made.task(reading="bench_readings:numbers", seconds=0.001))
+    assert (answer.peak_rss, answer.cached_rss, answer.minor_faults) == (None, None, 0)
 
 
 def open_records(one):

@@ -15,12 +15,7 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
-from dataload.errors import (
-    StoreError,
-    message_of,
-    redacted,
-    traceback_of,
-)
+from dataload.errors import StoreError, message_of, redacted, traceback_of
 
 obstore = pytest.importorskip("obstore")
 MARK = "5ecretMARK"

@@ -6,14 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from dataload._util.randomness import (
-    check_seed,
-    derive_key,
-    derive_word,
-    hash64,
-    keep_global_generators,
-    seed_global_generators,
-)
+from dataload._util import randomness
+from dataload._util.randomness import check_seed, derive_key, derive_word, hash64
 from dataload.errors import ConfigError
 
 
@@ -42,9 +36,9 @@ def test_keys_and_hashes_never_change():
 
 
 def test_the_global_generators_of_a_step_never_change():
-    before, restore = random.getstate(), keep_global_generators()
+    before, restore = random.getstate(), randomness.keep_global_generators()
     for step in (0, 31, 32, 1000):
-        seed_global_generators(3, 2, step)
+        randomness.seed_global_generators(3, 2, step)
         word = int(derive_word(3, "global generators", 2, step))
         assert random.random() == random.Random(word).random()
         assert np.random.random() == np.random.RandomState(word & 0xFFFFFFFF).random()  # noqa: NPY002

@@ -16,14 +16,7 @@ from dataload import Loader, RangeSource
 from dataload.loader import scaling as autoscale
 from dataload.loader.pipeline import TaskSizer, one_by_one
 from dataload.loader.recorder import Recorder
-from dataload.loader.scaling import (
-    Bounds,
-    Scaling,
-    Setting,
-    ThroughputSample,
-    first_search,
-    search,
-)
+from dataload.loader.scaling import Bounds, Scaling, Setting, ThroughputSample, first_search, search
 from dataload.samplers import GlobalShuffle
 
 BOUNDS = Bounds(least=0, most=8, prefetch=2)

@@ -217,19 +217,16 @@ def test_a_record_that_is_stored_in_more(tmp_path, name, record, writing, readin
             assert str(path) in caught.value.path
 
 
-@pytest.mark.parametrize(
-    ("parts", "options", "shown"),
-    [
-        (["'a'"], {"x": "b" * 58, "y": "b" * 59}, f"'a', x='{'b' * 58}', y=..."),
-        (["'a'"], dict.fromkeys("xyz", "b" * 58), f"'a', x='{'b' * 58}', y='{'b' * 58}', ..."),
-        (["c" * 99], dict.fromkeys("xyz", "b" * 58), f"{'c' * 99}, x='{'b' * 58}', ..."),
-        (["c" * 184], {"x": 1}, f"{'c' * 184}, x=1"),
-        (["c" * 184], {"x": 10}, f"{'c' * 184}, ..."),
-        (["c" * 999], {"x": 1}, f"{'c' * 999}, ..."),  # a path of bytes that are not text is long
-    ],
-)
-def test_a_repr_has_as_many_options_as_are_short(parts, options, shown):
-    assert short_repr("S", parts, options) == f"S({shown})"
+def test_a_repr_has_as_many_options_as_are_short():
+    text = "b" * 58  # with its quotes, the longest that is shown
+    for path, options, shown in (
+        ("a", {"x": text, "y": f"{text}b"}, f"x='{text}', y=..."),
+        ("a", dict.fromkeys("xyz", text), f"x='{text}', y='{text}', ..."),
+        ("a" * 99, dict.fromkeys("xyz", text), f"x='{text}', ..."),
+        ("a" * 184, {"x": 1}, "x=1"),
+        *(("a" * length, {"x": 10}, "...") for length in (184, 999)),  # long: a path of bytes that are not text
+    ):
+        assert short_repr("S", [path], options) == f"S({path}, {shown})"
 
 
 def test_a_sparse_archive_that_claims_much(tmp_path):

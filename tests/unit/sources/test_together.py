@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 import dataload
 from dataload._util.caches import pickling_for_worker
 from dataload.convert.indexing import index_shards
-from dataload.errors import (
-    ChangedFileError,
-    CorruptFileError,
-    DataloadError,
-    SourceNotFoundError,
-)
+from dataload.errors import ChangedFileError, CorruptFileError, DataloadError, SourceNotFoundError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.storage.core import can_map
@@ -458,12 +453,7 @@ def test_shards_alike_are_opened_together(changed, listed, for_worker):
 @pytest.mark.parametrize(
     ("suffix", "listed", "options"),
     [
-        (".syr", True, {}),
-        (".syr", False, {}),
-        (".arrow", True, {}),
-        (".arrow", False, {}),
-        (".tar", True, {}),
-        (".tar", False, {}),
+        *((suffix, listed, {}) for suffix in (".syr", ".arrow", ".tar") for listed in (True, False)),
         (".npy", False, {"window": 100}),
     ],
 )

@@ -9,11 +9,7 @@ from array_records import PLAIN, write_records
 
 from dataload._util.caches import DecodedCache
 from dataload.codecs.wire import encode_varint
-from dataload.sources.array_record.layout import (
-    BLOCK_SIZE,
-    Decompressor,
-    footer_offset,
-)
+from dataload.sources.array_record.layout import BLOCK_SIZE, Decompressor, footer_offset
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, Spans, parse_chunks
 
 MAGIC = 0x71930E704FDAE05E

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.storage.remote.prefetch.plan import (
-    CachePlan,
-    Download,
-    Evict,
-    Use,
-    check_fit,
-    step_bytes,
-)
+from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, step_bytes
 
 
 def uses_of(steps, start=0):

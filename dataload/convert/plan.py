@@ -75,6 +75,9 @@ class Target:
         if "remote" not in entry.writer_options.names():
             message = f"the writer of format {entry.name!r} has no option 'remote': write to a local directory"
             raise ConfigError(message, key="destination", value=path)
+        if path.startswith("http"):
+            message = "web servers do not list files, so shards are not written there: choose a store or a directory"
+            raise ConfigError(message, key="destination", value=path)
         found = Remote.of(storage_options, remote)
         return cls(entry, path, Remote(found.store, found.options))  # known versions of objects may be out of date
 

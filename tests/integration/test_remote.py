@@ -23,7 +23,14 @@ from remote_sets import sampled
 import dataload
 from dataload._util.caches import pickling_for_worker
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError, UnsupportedFormatError, WorkerError
+from dataload.errors import (
+    ConfigError,
+    SourceError,
+    SourceNotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+    WorkerError,
+)
 from dataload.sources.folder.reader import FolderReader
 from dataload.testing.compare import difference
 
@@ -235,6 +242,10 @@ def test_web_servers(shards, tmp_path):
                 assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
         with pytest.raises(SourceNotFoundError, match=r"there is no http://.*page"):
             dataload.open(f"{server.endpoint}/page")
+        with pytest.raises(StoreError, match="can replace files, but not check that there is none: pass overwrite"):
+            dataload.create(f"{server.endpoint}/new.syr")
+        with pytest.raises(ConfigError, match="so shards are not written there: choose a store or a directory"):
+            dataload.create(f"{server.endpoint}/new.syr", shards=2)
 
 
 def test_writing(server, tmp_path):

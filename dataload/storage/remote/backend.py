@@ -17,7 +17,7 @@ import numpy as np
 
 from dataload._util.clock import downloading
 from dataload._util.threads import DaemonThreads, Wait
-from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError, StoreError
 from dataload.storage.core import can_map
 from dataload.storage.errors import cache_errors
 from dataload.storage.local.atomic import AtomicFile, exists_error
@@ -170,6 +170,9 @@ class RemoteStorage:
     def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
         if not overwrite and self.exists(path):
             raise exists_error(path)
+        if not overwrite and path.startswith("http"):
+            message = f"cannot write {path}: a web server can replace files, but not check that there is none"
+            raise StoreError(f"{message}: pass overwrite=True, or write to a store or a local directory", path=path)
         return RemoteAtomicFile(path, self._remote, overwrite=overwrite)
 
     def load(self, path: str) -> tuple[bytes, Any] | None:

@@ -133,7 +133,7 @@ class Shown:
 
 def policy_of(loader: Loader[Any]) -> ErrorPolicy:
     """Return which records the loader leaves out, and what it does with bad ones."""
-    return loader._work.fetch.policy  # pyright: ignore[reportPrivateUsage] # users have set it
+    return loader._work.fetch.policy  # pyright: ignore[reportPrivateUsage] # users gave it to the loader
 
 
 def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
@@ -141,9 +141,10 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     batch = loader.batch(epoch, step)
     planner = loader.batch_sampler_of(epoch)
     plan, policy = planner.plan(step, epoch=epoch), policy_of(loader)
-    is_excluded = np.isin(plan.indices, policy.excluded_among(plan.indices))
-    others = bool(is_excluded.any()) and (policy.action == "replace" or plan.columns is not None)  # stand in their rows
-    plan = plan if others or not is_excluded.any() else plan.without(is_excluded)
+    is_excluded, others = np.isin(plan.indices, policy.excluded_among(plan.indices)), False
+    if is_excluded.any():
+        others = policy.action == "replace" or plan.columns is not None  # other records stand in their rows
+        plan = plan if others else plan.without(is_excluded)
     total = count_rows(batch, plan)
     matched = total == planned_rows(plan) and not others
     rows = [

@@ -230,8 +230,8 @@ def _row(name: str, field: FieldStatistics, records: int) -> tuple[str, ...]:
 
 
 def _range(low: Any, high: Any) -> str:
-    texts = [f"{end:,}" if isinstance(end, int) else f"{end:.4g}" for end in (low, high)]
-    return " to ".join(dict.fromkeys(texts))
+    start, stop = (f"{end:,}" if isinstance(end, int) else f"{end:.4g}" for end in (low, high))
+    return start if start == stop else f"{start} to {stop}"
 
 
 def _shape(field: FieldStatistics) -> str:

@@ -152,10 +152,9 @@ def test_a_gated_data_set_says_where_to_agree(hub: Hub) -> None:
 
 
 def test_the_hub_is_not_written_to(hub: Hub) -> None:
-    writer = dataload.create("hf://datasets/org/numbers/new.parquet")
-    writer.write({"x": 1})
-    with pytest.raises(StoreError, match="hf upload"):
-        writer.close()
+    for settings in ({}, {"overwrite": True}, {"shards": 2}):
+        with pytest.raises(StoreError, match="hf upload"):
+            dataload.create("hf://datasets/org/numbers/new.parquet", **settings)
     assert all(method in ("GET", "HEAD", "POST") for method, _ in hub.requests)
 
 

@@ -23,10 +23,10 @@ from dataload.storage.errors import cache_errors
 from dataload.storage.local.atomic import AtomicFile, exists_error
 from dataload.storage.local.files import LocalFile, lock_file
 from dataload.storage.local.record_files import FileIdentity, ReopenedFile
-from dataload.storage.paths import base_name, has_wildcards, join, parent
+from dataload.storage.paths import base_name, has_wildcards, is_hub_url, join, parent
 from dataload.storage.record_file import RecordFile
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.clients import client_of
+from dataload.storage.remote.clients import client_of, hub_error
 from dataload.storage.remote.files import (
     LARGEST_PUT,
     RemoteAtomicFile,
@@ -168,6 +168,8 @@ class RemoteStorage:
         return lease, self._keep(path, lease)
 
     def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
+        if is_hub_url(path):
+            raise hub_error(path)
         if not overwrite and self.exists(path):
             raise exists_error(path)
         if not overwrite and path.startswith("http"):

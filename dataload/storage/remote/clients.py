@@ -60,6 +60,11 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 _BUSY = (408, 429)  # statuses below 500 after which a repeated request may succeed
 
 
+def hub_error(url: str) -> StoreError:
+    """Return the error of writing to the hub."""
+    return StoreError(f"cannot write {url}: write a local directory, and upload it with `hf upload`", path=url)
+
+
 class HubClient(ObjectClient):
     """Requests to one commit of a data set, which never changes, so no request needs a condition."""
 
@@ -119,7 +124,7 @@ class HubClient(ObjectClient):
         return data, self.head(url, key) or version, condition
 
     def put(self, url: str, *_: Any, **__: Any) -> NoReturn:
-        raise StoreError(f"cannot write {url}: write a local directory, and upload it with `hf upload`", path=url)
+        raise hub_error(url)
 
     def put_parts(self, url: str, *_: Any, **__: Any) -> NoReturn:
         self.put(url)

@@ -10,7 +10,7 @@ from benchmarks.workloads import made_data
 from dataload.api import open_source
 from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
-from dataload.bench.task import check_batch, measure
+from dataload.bench.task import Usage, check_batch, measure
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,11 @@ def test_a_real_process_on_real_data(written):
     assert answer.peak_rss > 10_000_000
     assert answer.cached_rss > 0
     assert answer.peak_rss % 4096 == answer.cached_rss % 4096 == 0, "pages"
+
+
+def test_rates_and_usage(made):
+    assert Usage(3.0, 2.0, 10).since(Usage(1.0, 0.5, 4)) == (2.0, 1.5, 6)
+    assert [made.answer(100, seconds=seconds).records_per_second for seconds in (2.0, 0.0)] == [100, 0]
 
 
 def test_a_system_without_proc_tells_less(made, monkeypatch):

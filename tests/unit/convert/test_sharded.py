@@ -99,6 +99,8 @@ def test_an_exception_publishes_nothing(tmp_path, rule):
     with pytest.raises(ConfigError), dataload.create(tmp_path / "d.tar", **rule) as writer:
         writer.extend([*RECORDS, b"has no fields"])
     assert os.listdir(tmp_path) == []
+    opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
     writer = dataload.create(tmp_path / "d.tar", **rule)
     writer.extend(RECORDS)
     assert all(name.startswith(".") for name in os.listdir(tmp_path))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.analysis.shown import as_array, count_rows, planned_rows, row_of
+from dataload.analysis.shown import as_array, count_rows, has_rows, planned_rows, row_of
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.state import is_count
@@ -165,7 +165,7 @@ def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
         # To add the mask, which depends on the number of ranks, the loader put an array batch into the field "data".
         batch = fields["data"] if fields.keys() == {"data"} else fields
     rows = count_rows(batch, plan)
-    is_whole = not rows and planned_rows(plan) > 0  # such as a single number
+    is_whole = planned_rows(plan) > 0 and not has_rows(batch)  # such as a single number
     if mask is None or np.shape(mask) != (rows,):
         mask = np.ones(max(1, rows), np.bool_)
     found: list[tuple[int, bytes]] = []

@@ -43,6 +43,11 @@ def count_rows(batch: Any, plan: BatchPlan) -> int:
     return planned if planned in lengths else next(iter(lengths), 0)
 
 
+def has_rows(batch: Any) -> bool:
+    """Return whether a batch has a column of rows, even an empty one."""
+    return any(_length(column) is not None for _, column in columns_of(batch))
+
+
 def planned_rows(plan: BatchPlan) -> int:
     """Return the number of rows of a batch without bad records."""
     return plan.rows if plan.packing is None else plan.packing.shape[0]

@@ -54,6 +54,14 @@ def test_certificates_see_all_of_a_batch():
     assert "has other values" in check_certificate(certificate, [loader_of(ones.bfloat16())])
 
 
+@pytest.mark.parametrize("tail", ["pad", "partial"])
+def test_a_rank_whose_records_are_excluded_has_no_rows(tail):
+    settings = {"exclude": [0, 3, 4], "tail": tail}
+    alone = Loader(RangeSource(8), batch_size=2, **settings)
+    ranks = [Loader(RangeSource(8), batch_size=1, rank=rank, world_size=2, **settings) for rank in range(2)]
+    assert check_certificate(certify([alone], 0, range(4), release="1"), ranks) is None
+
+
 @pytest.mark.parametrize("kind", ["fields", "one field", "arrays", "tuples", "packed", "streams", "bad records"])
 def test_the_filler_of_other_ranks_is_no_difference(kind):
     arrays = {"x": np.arange(22).reshape(11, 2), "data": np.arange(11.0)}

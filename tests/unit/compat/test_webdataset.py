@@ -19,6 +19,7 @@ import dataload.compat.webdataset as wds
 from dataload.errors import ConfigError, MissingDependencyError, StateMismatchError, StoreError, WorkerError
 from dataload.sources.tar.reader import TarSource
 from dataload.storage import LocalStorage
+from dataload.storage.core import can_map
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -385,7 +386,7 @@ def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
     with wds.WebDataset(path, shardshuffle=False) as data:
         assert next(iter(data))["cls"] == b"7"
         assert next(iter(data.decode()))["txt"] == "ä"
-        assert str(path) in Path("/proc/self/maps").read_text()
+        assert (str(path) in Path("/proc/self/maps").read_text()) == can_map()
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 

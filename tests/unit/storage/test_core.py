@@ -21,7 +21,7 @@ DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
 
 
 def test_it_is_compiled_where_there_is_a_compiler():
-    assert core_name() == ("compiled" if hasattr(core(), "Maps") else "numpy")
+    assert core_name() == ("compiled" if hasattr(core(), "Tables") else "numpy")
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert len(CORES) == 2, "run: python build_core.py"

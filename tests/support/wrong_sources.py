@@ -265,9 +265,6 @@ wrong("HandsOutItsCache", "check_records_belong_to_caller", "check_rows_do_not_s
 wrong("ColumnsOfFloat64", "check_columns", _read_columns=float64_columns)
 wrong("ReadsAfterClose", "check_read_after_close", close=reopen)
 wrong(
-    "ReadsColumnsAfterClose", "check_read_after_close", read_batch=lambda self, i: LineSource(self.paths).read_batch(i)
-)
-wrong(
     *("ReadsColumnsAfterClose", "check_read_after_close"),
     read_batch=lambda self, indices, fields=None: LineSource(self.paths).read_batch(indices, fields),
 )

@@ -137,7 +137,9 @@ def test_files_are_released_until_the_leases_fit(tmp_path):
             shards.touch(self)
 
         is_open = property(lambda self: self.lease is not None)
-        is_deleted = lambda self: self is files[0]  # noqa: E731
+
+        def is_deleted(self):
+            return self is files[0]
 
         def release(self):
             self.lease = None

@@ -1,8 +1,8 @@
 /* The shard directory: maps and tables of many shards, from which a whole batch is located and copied at once.
  *
  * A place is an int64: the number of a shard times 2^44, plus an offset in its file or an index in its table. Every
- * place is checked before it is used. `Maps` holds files, `Tables` arrays of numbers; both are empty at first, and take 32
- * and 8 bytes for a shard that is not used. Included by _core.c.
+ * place is checked before it is used. `Maps` holds files, `Tables` arrays of numbers; both are empty at first, and take
+ * 32 and 8 bytes for a shard that is not used. Included by _core.c.
  */
 #include <sys/mman.h>
 #include <time.h>
@@ -89,11 +89,12 @@ static void free_map(Map *map) {
 static void free_dropped(Maps *self) {
     while ((self->dropped[0] || self->dropped[1]) && !self->copies[!self->turn]) {
         self->turn = !self->turn;
-        for (Map *map = self->dropped[self->turn], *next; map; map = next) {
+        Map *map = self->dropped[self->turn], *next;
+        self->dropped[self->turn] = NULL; /* first: to release plain memory may run Python code, which may drop maps */
+        for (; map; map = next) {
             next = map->next;
             free_map(map);
         }
-        self->dropped[self->turn] = NULL;
     }
 }
 

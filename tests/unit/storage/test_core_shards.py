@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,17 @@ def test_maps_may_be_dropped_while_threads_copy(tmp_path):
     assert not wrong
     if sys.platform == "linux":  # the other 200 maps have gone
         assert Path("/proc/self/maps").read_text().count(str(tmp_path / "3")) == 1
+
+
+def test_memory_whose_release_drops_other_maps():
+    maps, dropped = _core_c.Maps(3), []
+    for shard in range(3):
+        array = np.arange(10, dtype=np.uint8)
+        weakref.finalize(array, lambda shard=shard: (dropped.append(shard), maps.drop((shard + 1) % 3)))
+        maps.put_memory(shard, array)
+        del array
+    maps.drop(0)
+    assert dropped == [0, 1, 2]
 
 
 SCRIPT = """

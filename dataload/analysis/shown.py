@@ -141,6 +141,11 @@ def policy_of(loader: Loader[Any]) -> ErrorPolicy:
     return loader._work.fetch.policy  # pyright: ignore[reportPrivateUsage] # users gave it to the loader
 
 
+def has_others(plan: BatchPlan, policy: ErrorPolicy) -> bool:
+    """Return whether other records stand in the rows of excluded ones; else the batch lacks these rows."""
+    return policy.action == "replace" or plan.columns is not None
+
+
 def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Shown:
     """Return the batch of any step, with at most `most` rows. Raises as `Loader.batch`."""
     batch = loader.batch(epoch, step)
@@ -148,7 +153,7 @@ def show_batch(loader: Loader[Any], epoch: int, step: int, *, most: int) -> Show
     plan, policy = planner.plan(step, epoch=epoch), policy_of(loader)
     is_excluded, others = np.isin(plan.indices, policy.excluded_among(plan.indices)), False
     if is_excluded.any():
-        others = policy.action == "replace" or plan.columns is not None  # other records stand in their rows
+        others = has_others(plan, policy)
         plan = plan if others else plan.without(is_excluded)
     total = count_rows(batch, plan)
     matched = total == planned_rows(plan) and not others

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.analysis.shown import policy_of
+from dataload.analysis.shown import has_others, policy_of
 from dataload.errors import ConfigError, closest
 from dataload.loader.failures import ErrorPolicy
 from dataload.loader.loader import Loader
@@ -45,10 +45,10 @@ def is_excluded(loader: Loader[Any], index: int) -> bool:
 
 def _moved_up(serving: Serving, planner: BatchPlanner, policy: ErrorPolicy) -> Serving:
     """Return a serving in its row of the batch, which lacks the rows of excluded records."""
-    if policy.excluded is None or policy.action == "replace" or serving.offset is not None:
+    if policy.excluded is None or serving.offset is not None:
         return serving
     plan = planner.with_ranks(rank=serving.rank).plan(serving.step, epoch=serving.epoch)
-    gone = 0 if plan.columns is not None else len(policy.excluded_among(plan.indices[: serving.row]))
+    gone = 0 if has_others(plan, policy) else len(policy.excluded_among(plan.indices[: serving.row]))
     return replace(serving, row=serving.row - gone)
 
 
@@ -181,8 +181,8 @@ def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64A
                 pairs = np.unique(np.stack([np.repeat(part, counts), indices]), axis=1)
                 places.append(pairs[0])
                 found.append(pairs[1])
-    served, excluded = np.concatenate(found), policy_of(loader).excluded
-    is_read = np.ones(len(served), np.bool_) if excluded is None else ~np.isin(served, excluded)
+    served = np.concatenate(found)
+    is_read = ~np.isin(served, policy_of(loader).excluded_among(served))
     return served[is_read], np.concatenate(places)[is_read]
 
 

@@ -111,8 +111,7 @@ def class_table(names: list[str], values: Int64Array, path: str, folders: Iterab
         has = f"{path} has {names[0]}{and_more(len(names))}, but" if names else f"{path} has"
         message = f"{has} no class folders of images or audio: pass labels='labels.csv', or pattern='{{key}}.*'"
         raise ConfigError(message, key="paths", value=path)
-    empty = sorted({*folders} - {*labels})
-    if empty:
+    if empty := sorted({*folders} - {*labels}):
         message = f"the class folder {path}/{empty[0]}{and_more(len(empty))} contains no images or audio"
         raise SourceNotFoundError(f"{message}: remove it, or pass pattern=", path=f"{path}/{empty[0]}")
     table = media_table([names[number] for number in inside], values[inside], path)

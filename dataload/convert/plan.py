@@ -26,6 +26,7 @@ from dataload.sources.discover import DataSetFiles, find_destination, find_shard
 from dataload.sources.format import Format
 from dataload.sources.registry import get_format
 from dataload.storage import Remote, Storage, base_name, is_url, join, parent, storage_of
+from dataload.storage.paths import is_web_url
 
 _PLACEHOLDER = re.compile(r"\{shards?(?::\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -75,7 +76,7 @@ class Target:
         if "remote" not in entry.writer_options.names():
             message = f"the writer of format {entry.name!r} has no option 'remote': write to a local directory"
             raise ConfigError(message, key="destination", value=path)
-        if path.startswith("http"):
+        if is_web_url(path):
             message = "web servers do not list files, so shards are not written there: choose a store or a directory"
             raise ConfigError(message, key="destination", value=path)
         found = Remote.of(storage_options, remote)

@@ -37,7 +37,7 @@ from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_names, local_path, storage_of
 from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
-from dataload.storage.paths import as_path, literal_pattern
+from dataload.storage.paths import as_path, is_web_url, literal_pattern
 
 _SHOWN_PATTERNS, _SHOWN_NAMES = 10, 4
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
@@ -238,7 +238,7 @@ def _expand(
         return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern
-    if path.startswith("http") and entry is not None and entry.is_data_set(path, remote):
+    if is_web_url(path) and entry is not None and entry.is_data_set(path, remote):
         return [path], None  # web servers do not list files
     try:
         return _expand_pattern(path, remote), None
@@ -275,7 +275,7 @@ def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> Da
     try:
         return _listed(path, entry, remote)
     except SourceError as error:  # a store may answer that what does not exist is forbidden, or a web server a page
-        if isinstance(error, CorruptFileError) and not path.startswith("http"):
+        if isinstance(error, CorruptFileError) and not is_web_url(path):
             raise
         return None
 

@@ -41,6 +41,11 @@ def is_url(path: str) -> bool:
     return _SCHEME.match(path) is not None
 
 
+def is_web_url(path: str) -> bool:
+    """Return whether a web server is asked for `path`, which lists no files and cannot write only what is new."""
+    return path[:8].lower().startswith(("http://", "https://"))
+
+
 def is_hub_url(path: str) -> bool:
     return path[:5].lower() == "hf://"
 
@@ -56,7 +61,7 @@ def split_hub_url(url: str) -> tuple[str, str, str, str]:
 
 
 def nameless_error(base: str) -> ConfigError:
-    named = "server" if base.startswith("http") else "bucket"
+    named = "server" if is_web_url(base) else "bucket"
     return ConfigError(f"the URL {base} names no {named}: expected {base}NAME/PATH", key="paths", value=base)
 
 

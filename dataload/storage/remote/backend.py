@@ -23,7 +23,7 @@ from dataload.storage.errors import cache_errors
 from dataload.storage.local.atomic import AtomicFile, exists_error
 from dataload.storage.local.files import LocalFile, lock_file
 from dataload.storage.local.record_files import FileIdentity, ReopenedFile
-from dataload.storage.paths import base_name, has_wildcards, is_hub_url, join, parent
+from dataload.storage.paths import base_name, has_wildcards, is_hub_url, is_web_url, join, parent
 from dataload.storage.record_file import RecordFile
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.clients import client_of, hub_error
@@ -61,7 +61,7 @@ class RemoteStorage:
         return self._version(path) is not None or self.is_directory(path)
 
     def is_directory(self, path: str) -> bool:
-        if self._version(path) is not None or split_url(path)[0].startswith("http") or self._remote.lacks(path):
+        if self._version(path) is not None or is_web_url(path) or self._remote.lacks(path):
             return False
         return bool(self._names(path))
 
@@ -172,7 +172,7 @@ class RemoteStorage:
             raise hub_error(path)
         if not overwrite and self.exists(path):
             raise exists_error(path)
-        if not overwrite and path.startswith("http"):
+        if not overwrite and is_web_url(path):
             message = f"cannot write {path}: a web server can replace files, but not check that there is none"
             raise StoreError(f"{message}: pass overwrite=True, or write to a store or a local directory", path=path)
         return RemoteAtomicFile(path, self._remote, overwrite=overwrite)
@@ -246,7 +246,7 @@ class RemoteStorage:
         url = path.rstrip("/")
         if url not in self._remote.listings:
             client, key = client_of(path, self._remote)
-            if path.startswith("http"):
+            if is_web_url(path):
                 raise ConfigError(f"{path}: web servers do not list files, so name them: {{000..127}}", key="paths")
             directories, objects = client.list(path, key)
             for name, version in objects:
@@ -328,7 +328,7 @@ class RemoteStorage:
         """Return the versions of files, concurrently for a few, by listing the directory for many."""
         unknown = [path for path in paths if path not in self._remote.versions]
         for directory, count in Counter(map(parent, unknown)).items():
-            if count >= _FEWEST_LISTED and not directory.startswith("http"):
+            if count >= _FEWEST_LISTED and not is_web_url(directory):
                 self._names(directory)
         unknown = [path for path in unknown if path not in self._remote.versions]
         if len(unknown) > 1:

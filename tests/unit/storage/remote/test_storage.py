@@ -11,6 +11,7 @@ import dataload
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.sources.tar.writer import write_index
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
+from dataload.storage.paths import is_web_url
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import open_shards
@@ -44,6 +45,9 @@ def test_paths():
     assert (base_name("s3://bucket/a/.."), base_name("a/b/..")) == ("..", "a")
     assert (join("s3://bucket/a/", "b.tar"), absolute(url)) == (url, url)
     assert (is_url(url), is_url("tar:x")) == (True, False)
+    assert [path for path in ("HTTPS://a/b", "http://a", "httpd/a", "s3://http/a") if is_web_url(path)] == [
+        *("HTTPS://a/b", "http://a")
+    ]
     paths = ("file:///a%20b", "file://localhost/x", "/x", url)
     assert [*map(local_path, paths)] == ["/a b", "/x", "/x", url]
 

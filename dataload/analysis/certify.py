@@ -22,6 +22,7 @@ from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
 from dataload.sources.shards import locate
 
+_VERSION = 2
 _ROW_BYTES = 4  # the step's hash detects a difference; these only locate the row
 
 
@@ -45,7 +46,7 @@ class Certificate:
     epoch: int
     first: int  # number of the first step
     steps: tuple[StepHashes, ...]
-    version: int = 1  # of this format
+    version: int = _VERSION  # of this format; in 1, some lists and dicts of numbers had equal hashes
 
     def to_json(self) -> str:
         """Return the certificate as JSON, one line per step."""
@@ -57,7 +58,7 @@ class Certificate:
     def from_json(cls, text: str) -> Self:
         try:
             values = json.loads(text)
-            if values["version"] != 1:
+            if values["version"] not in (1, _VERSION):
                 raise ConfigError("the certificate was made by a newer release of dataload: update dataload")
             steps = tuple(StepHashes(**step) for step in values.pop("steps"))
             found = cls(**values, steps=steps)
@@ -83,7 +84,7 @@ def certify(loaders: Sequence[Loader[Any]], epoch: int, steps: range, *, release
         step_size=planner.step_size,
         epoch=epoch,
         first=steps.start,
-        steps=tuple(_hash_step(loaders, epoch, step)[0] for step in steps),
+        steps=tuple(_hash_step(loaders, epoch, step, _VERSION)[0] for step in steps),
     )
 
 
@@ -99,7 +100,7 @@ def check_certificate(certificate: Certificate, loaders: Sequence[Loader[Any]]) 
     if last > (total := loaders[0].batch_sampler_of(certificate.epoch).steps(certificate.epoch)):
         return f"the certificate has step {last - 1} of epoch {certificate.epoch}, which has {total} steps here"
     for step, there in enumerate(certificate.steps, certificate.first):
-        here, indices = _hash_step(loaders, certificate.epoch, step)
+        here, indices = _hash_step(loaders, certificate.epoch, step, certificate.version)
         if here != there:
             return (
                 f"step {step} of epoch {certificate.epoch}: {_difference(certificate, there, here, indices, loaders)}"
@@ -133,14 +134,14 @@ def _rows(step: StepHashes) -> list[bytes]:
     return [packed[start : start + _ROW_BYTES] for start in range(0, len(packed), _ROW_BYTES)]
 
 
-def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[StepHashes, list[int]]:
+def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int, version: int) -> tuple[StepHashes, list[int]]:
     """Return the hashes and the indices of a step of all ranks, in an order independent of the number of ranks."""
     rows: list[tuple[int, int, bytes]] = []
     records: list[tuple[int, int, int, int]] = []  # row, rank, number in the batch, index
     for rank, loader in enumerate(loaders):
         plan = loader.batch_sampler_of(epoch).plan(step, epoch=epoch)
         batch = loader.batch(epoch, step)
-        rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan)]
+        rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan, version)]
         numbers = np.arange(len(plan.indices))
         if plan.valid is not None and plan.packing is None:
             numbers = numbers[plan.valid.ravel()]
@@ -155,7 +156,7 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[S
     ), indices
 
 
-def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
+def _hash_rows(batch: Any, plan: BatchPlan, version: int) -> list[tuple[int, bytes]]:
     """Return number and hash of each row, except for padding rows."""
     mask: Any = plan.valid if plan.valid is not None and plan.valid.ndim == 1 else None
     if isinstance(batch, Mapping):
@@ -171,42 +172,60 @@ def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     for row in range(1 if is_whole else rows):
         if mask[row]:
-            digest = hashlib.blake2b(digest_size=16)
-            _add(digest, batch if is_whole else row_of(batch, row, rows))
-            found.append((row, digest.digest()))
+            hashed = _RowHash(version)
+            hashed.add(batch if is_whole else row_of(batch, row, rows))
+            found.append((row, hashed.digest.digest()))
     return found
 
 
-def _add(digest: Any, value: Any) -> None:
-    """Add a value's kind, shape and bytes to a hash."""
-    if isinstance(value, Mapping):
-        for name in sorted(cast("Mapping[Any, Any]", value), key=str):
-            digest.update(repr(name).encode())
-            _add(digest, value[name])
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"[{len(cast('list[Any]', value))}".encode())
-        for item in cast("list[Any]", value):
-            _add(digest, item)
-    elif hasattr(value, "__array__") and hasattr(value, "shape"):  # of numpy, torch or JAX
+class _RowHash:
+    """The hash of a row: of each value's kind, shape and bytes."""
+
+    def __init__(self, version: int) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+        self._version = version
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, Mapping):
+            fields = cast("Mapping[Any, Any]", value)
+            if self._version > 1:
+                self._add_text(f"{{{len(fields)}")
+            for name in sorted(fields, key=str):
+                self._add_text(repr(name))
+                self.add(fields[name])
+        elif isinstance(value, (list, tuple)):
+            self._add_text(f"[{len(cast('list[Any]', value))}")
+            for item in cast("list[Any]", value):
+                self.add(item)
+        elif hasattr(value, "__array__") and hasattr(value, "shape"):  # of numpy, torch or JAX
+            self._add_array(value)
+        elif isinstance(value, (bytes, bytearray, memoryview)):
+            self.digest.update(b"b%d " % len(value))
+            self.digest.update(value)
+        elif shows_address(value):
+            raise _not_hashable(value)
+        else:
+            self._add_text(repr(value))
+
+    def _add_array(self, value: Any) -> None:
         array = as_array(value)
         if not isinstance(array, (np.ndarray, np.generic)):
             raise _not_hashable(value)
         array = np.asarray(array)
         if not isinstance(value, (np.ndarray, np.generic)) and array.dtype.name != str(value.dtype).split(".")[-1]:
-            digest.update(str(value.dtype).encode())  # a dtype that numpy lacks
+            self._add_text(str(value.dtype))  # a dtype that numpy lacks
         if array.dtype.hasobject:
-            _add(digest, array.tolist())
+            self.add(array.tolist())
             return
         kind = array.dtype.newbyteorder("<")
-        digest.update(f"{kind.str}{array.shape}".encode())
-        digest.update(array.astype(kind, copy=False).tobytes())
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        digest.update(b"b%d " % len(value))
-        digest.update(value)
-    elif shows_address(value):
-        raise _not_hashable(value)
-    else:
-        digest.update(repr(value).encode())
+        self._add_text(f"{kind.str}{array.shape}")
+        self.digest.update(array.astype(kind, copy=False).tobytes())
+
+    def _add_text(self, text: str) -> None:
+        data = text.encode()
+        if self._version > 1:  # tells [1, 23] from [12, 3]
+            self.digest.update(b"%d " % len(data))
+        self.digest.update(data)
 
 
 def _not_hashable(value: Any) -> ConfigError:

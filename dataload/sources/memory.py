@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.arrays import IMMUTABLE, pooled_empty, split_records
-from dataload._util.fingerprint import digest, shows_address
+from dataload._util.fingerprint import digest, fingerprint, shows_address
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known, select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
@@ -22,6 +22,7 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
 _MOST_JOINED = 1 << 30  # bytes, which are copied once
 _LARGE = 2048  # bytes of a row, which the core copies faster than numpy
+_MOST_SHOWN = 1000  # elements of an array, by numpy's `repr`
 _INDEX = ("index",)  # the fields of a range
 _PLAIN = (np.ndarray, np.memmap)  # not masked arrays, whose bytes are others
 _HASHED_ROWS, _HASHED_BYTES = 4096, 1 << 20  # at once
@@ -236,7 +237,16 @@ def _content(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     opaque = not isinstance(value, (list, tuple, Mapping)) and shows_address(value)  # such as an image of Pillow
-    return (type(value).__qualname__ if opaque else repr(value)).encode()
+    text = type(value).__qualname__ if opaque else repr(value)
+    return (text + fingerprint(value) if "..." in text and _has_long_array(value) else text).encode()
+
+
+def _has_long_array(value: Any) -> bool:
+    """Return whether `repr` shows only the ends of an array in a value."""
+    if isinstance(value, np.ndarray):
+        return value.size > _MOST_SHOWN
+    values: Any = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return any(map(_has_long_array, values))
 
 
 def _own(value: Any) -> Any:

@@ -68,11 +68,13 @@ def record_digest(record: Any) -> str:
 
 
 def _canonical(value: Any) -> Iterator[bytes]:
-    yield type(value).__name__.encode()
+    size = len(cast("Any", value)) if isinstance(value, (list, tuple, Mapping)) else 0  # tells [[1], 2] from [[1, 2]]
+    yield f"{type(value).__name__} {size}".encode()
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         yield f"{array.dtype} {array.shape}".encode()
-        yield repr(array.tolist()).encode() if array.dtype == np.longdouble else array.tobytes()
+        has_bytes = not array.dtype.hasobject and array.dtype != np.longdouble  # see `_array_difference`
+        yield array.tobytes() if has_bytes else repr(array.tolist()).encode()
     elif isinstance(value, Mapping):
         for name, item in sorted(cast("Mapping[Any, Any]", value).items(), key=lambda pair: str(pair[0])):
             yield str(name).encode()

@@ -48,6 +48,11 @@ def test_certificates_see_all_of_a_batch():
     certificate = certify([loader_of(kept)], 0, range(1), release="1")
     for other in ({**kept, "ends": np.arange(5) + 1}, {**kept, "x": ROWS + 1}, {"x": ROWS}):
         assert "has other values" in check_certificate(certificate, [loader_of(other)])
+    nested = ([[1, 23], 4], [[12, 3], 4]), ([{"a": {"b": 1}, "c": 2}], [{"a": {"b": 1, "c": 2}}])
+    for values, others in nested:
+        certificate = certify([loader_of(values)], 0, range(1), release="1")
+        assert "has other values" in check_certificate(certificate, [loader_of(others)])
+        assert check_certificate(Certificate.from_json(certificate.to_json()), [loader_of(values)]) is None
     ones = torch.ones(4)
     certificate = certify([loader_of(ones)], 0, range(1), release="1")
     assert check_certificate(certificate, [loader_of(ones.numpy())]) is None

@@ -109,6 +109,11 @@ def test_fingerprints_tell_data_apart():
     fingerprints = [MemorySource(records).fingerprint() for records in data]
     assert len(set(fingerprints)) == len(data)
     assert fingerprints == [MemorySource(records).fingerprint() for records in data]
+    long = [np.zeros(2000), np.zeros(2000)]
+    long[1][1000] = 1
+    ends = [{"x": value} for one in long for value in (np.array([*one], object), [one], {"a": (one,)})]
+    assert len({MemorySource([record]).fingerprint() for record in ends}) == len(ends), "repr shows the ends of arrays"
+    assert MemorySource([{"x": ["and so on..."]}]).fingerprint() == "5380b29bc89538ac95f763c7697fbce8"
     opaque = object(), object()  # their addresses are not content
     assert len({MemorySource([{"x": x}]).fingerprint() for x in opaque}) == 1
     square = np.arange(9).reshape(3, 3).T

@@ -17,7 +17,7 @@ from dataload._util.caches import PerProcess
 from dataload._util.settings import Least, Seconds, check_count, check_setting, check_settings
 from dataload.errors import ConfigError, SourceError, StoreError, closest
 from dataload.storage.local.folders import trusted_folder, user_directory
-from dataload.storage.paths import is_url
+from dataload.storage.paths import is_url, local_path
 from dataload.storage.remote.traffic import Traffic
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
@@ -96,7 +96,11 @@ class RemoteOptions:
         check_settings(self)
         if self.cache is not None:
             check_setting("cache", self.cache, str | PathLike)
-            object.__setattr__(self, "cache", os.path.expanduser(self.cache))
+            directory = os.path.expanduser(local_path(os.fspath(self.cache)))
+            if not directory or "\0" in directory or is_url(directory):
+                message = f"cache must be a directory of this machine, got {directory!r}"
+                raise ConfigError(message, key="cache", value=directory)
+            object.__setattr__(self, "cache", directory)
         for name in ("budget", "scan", "part_bytes"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else parse_bytes(name, value))

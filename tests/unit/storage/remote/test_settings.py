@@ -40,8 +40,13 @@ WRONG = [
     ({"retries": -1}, "retries must be an integer >= 0, got -1"),
     ({"timeout": 0}, "timeout must be a number of seconds above 0"),
     ({"cashe": "x"}, "remote has no option 'cashe': did you mean 'cache'"),
+    *(({"cache": wrong}, "cache must be a directory of this machine, got '") for wrong in ("", "s3://a/b", "a\0b")),
     (5, "remote must be a table of options, got int"),
 ]
+
+
+def test_a_cache_may_be_a_file_url():
+    assert RemoteOptions(cache="file:///a%20b").cache == "/a b"
 
 
 @pytest.mark.parametrize(("options", "match"), WRONG)

@@ -219,13 +219,25 @@ def stack_alike(values: Sequence[Any]) -> Array | None:
     return out
 
 
+MASKED = "some values are masked: fill them first, with filled(...)"
+
+
+def is_masked(value: Any) -> bool:
+    """Return whether this is an array with masked values, which numpy.asarray would uncover."""
+    mask = getattr(value, "mask", None) if isinstance(value, np.ndarray) else None
+    return mask is not None and bool(mask.any())
+
+
 def to_array(name: str, value: Any) -> Array:
-    """Return the value of a field as an array; raise a ConfigError if numpy cannot hold it."""
+    """Return the value of a field as an array; raise a ConfigError if numpy cannot hold it, or if some is masked."""
+    field = f"field {name!r}" if name else "the samples"
+    if is_masked(value):
+        raise ConfigError(f"{field}: {MASKED}", key=name or None)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # such as torch's bfloat16, or a tensor with a gradient
-        message = f"field {name!r}: numpy cannot hold this {type(value).__name__} ({error}): convert it first"
-        raise ConfigError(message, key=name) from error
+        message = f"{field}: numpy cannot hold this {type(value).__name__} ({error}): convert it first"
+        raise ConfigError(message, key=name or None) from error
 
 
 def split_rows(column: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.arrays import MAX_RECORD_BYTES, check_size, fits
+from dataload._util.arrays import MASKED, MAX_RECORD_BYTES, check_size, fits, is_masked
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 
@@ -131,11 +131,14 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 def plain_array(value: Any) -> Array:
     """Return `value` as a C-order array with a dtype that `parse_dtype` supports; ConfigError otherwise."""
+    if is_masked(value):
+        raise ConfigError(MASKED)
     try:
         array = np.asarray(value, order="C")
     except (TypeError, ValueError, RuntimeError) as error:  # such as lists of different lengths, or torch's bfloat16
         raise ConfigError(f"{type(value).__name__} is not an array: {error}") from error
-    if array.dtype.kind not in "biufcmMSU" or not array.dtype.itemsize:
+    is_foreign = array.dtype.isbuiltin == 2  # such as float8_e5m2 of ml_dtypes, whose kind is "f"
+    if array.dtype.kind not in "biufcmMSU" or not array.dtype.itemsize or is_foreign:
         reason = "would have to be pickled" if array.dtype.hasobject else "is not supported"
         raise ConfigError(f"an array of {array.dtype} {reason}; store its parts in separate fields")
     return array

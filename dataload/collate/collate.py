@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty, stack_alike
+from dataload._util.arrays import pooled_empty, stack_alike, to_array
 from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
 from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, unequal
 from dataload.errors import ConfigError, closest
@@ -315,7 +315,7 @@ def _stack(values: list[Any], name: str) -> Any:
     stacked = stack_alike(values)
     if stacked is not None:
         return stacked
-    arrays = [np.asarray(value) for value in values]
+    arrays = [to_array(name, value) for value in values]
     first = arrays[0]
     for row, array in enumerate(arrays):
         if array.shape != first.shape or array.dtype != first.dtype:
@@ -361,7 +361,9 @@ def _comparable(values: list[Any], name: str, policy: Policy) -> list[Array]:
     """Return values as arrays of their common dtype, or raise if they differ in more than `policy` allows."""
     what = f"cannot collate {describe_field(name)} by {'ragged' if policy == 'ragged' else 'pad'!r}"
     try:
-        arrays = [np.asarray(value) for value in values]
+        arrays = [np.asarray(value) if isinstance(value, list) else to_array(name, value) for value in values]
+    except ConfigError:
+        raise
     except ValueError as error:  # numpy's, for lists of lists of unequal lengths
         message = f"{what}: it has lists of lists, whose lengths differ; set its policy to {{'ragged': 2}} or 'list'"
         raise ConfigError(message, key=name or None) from error

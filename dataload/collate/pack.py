@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from dataload._util.arrays import to_array
 from dataload._util.settings import Least, check_settings, setting_error
 from dataload.collate.collate import IGNORED, PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
 from dataload.errors import ConfigError
@@ -146,7 +147,7 @@ class Pack:
         return found.only(order), numbers[order]
 
     def _lay_out(self, values: list[Any], name: str, packing: Packing) -> Array:
-        arrays = [np.asarray(value) for value in values]
+        arrays = [to_array(name, value) for value in values]
         first = arrays[0]
         value, rest, dtype = fill_of(self.pad_value, name, first.dtype), first.shape[1:], first.dtype
         lengths = packing.lengths.tolist()

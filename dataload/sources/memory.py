@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.arrays import IMMUTABLE, pooled_empty, split_records
+from dataload._util.arrays import IMMUTABLE, pooled_empty, split_records, to_array
 from dataload._util.fingerprint import digest, fingerprint, shows_address
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known, select_fields, spec_of
@@ -24,7 +24,6 @@ _MOST_JOINED = 1 << 30  # bytes, which are copied once
 _LARGE = 2048  # bytes of a row, which the core copies faster than numpy
 _MOST_SHOWN = 1000  # elements of an array, by numpy's `repr`
 _INDEX = ("index",)  # the fields of a range
-_PLAIN = (np.ndarray, np.memmap)  # not masked arrays, whose bytes are others
 _HASHED_ROWS, _HASHED_BYTES = 4096, 1 << 20  # at once
 
 
@@ -202,7 +201,7 @@ def _column(name: str, values: Any) -> Any:
         raise ConfigError(message, key="data", value=values)
     if not isinstance(values, np.ndarray):
         return list(values)
-    array: Array = values
+    array = to_array(name, values)
     return array.tolist() if array.dtype.kind in "USTO" else array
 
 
@@ -221,7 +220,7 @@ def _hashed_column(name: str, column: Any) -> Any:
     """Return the same for each row of a column that has rows: (rows, bytes) uint8, or a list."""
     if not isinstance(column, np.ndarray):
         return [_hashed(name, value) for value in column]
-    if type(column) not in _PLAIN or column.dtype.hasobject:
+    if column.dtype.hasobject:
         return [_hashed(name, column[row, ...]) for row in range(len(column))]
     first, size = np.frombuffer(_hashed(name, column[0, ...]), np.uint8), _first_bytes(column)
     hashed = np.tile(first, (len(column), 1))

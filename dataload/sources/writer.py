@@ -274,7 +274,7 @@ def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
     for name, value in record.items():
         if not isinstance(name, str):
             raise ConfigError(f"field names must be text, got {name!r} ({type(name).__name__})")
-        if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
+        if hasattr(value, "__array__") and type(value) is not np.ndarray and not isinstance(value, np.generic):
             tensors.append(name)
     return {**record, **{name: to_array(name, record[name]) for name in tensors}} if tensors else record
 

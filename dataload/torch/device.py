@@ -77,6 +77,8 @@ def _as_tensor(value: Any, name: str) -> Any:
     if any(stride < 0 for stride in array.strides):
         array = np.ascontiguousarray(array)
     try:
+        if array.dtype.name.startswith(("bfloat16", "float8")) and hasattr(torch, array.dtype.name):  # of ml_dtypes
+            return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
     except TypeError as error:
         raise ConfigError(f"{name}: torch has no dtype for {array.dtype}; cast it in a transform") from error

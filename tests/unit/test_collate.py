@@ -63,6 +63,11 @@ def test_a_batch_shares_no_memory_with_its_samples():
     equal(samples, [{"x": np.arange(3)}, {"x": np.arange(3)}])
 
 
+class Unlike:
+    def __array__(self):  # as torch's tensors of dtypes that numpy lacks
+        raise TypeError("bfloat16")
+
+
 HINT = "set a collate policy for it: pad, ragged or list"
 
 
@@ -91,6 +96,8 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
         ([{"x": np.zeros(1)}, {"x": b"a"}], r"row 0 is float64 \(1,\), row 1 is \|S1 \(\)"),
         ([{"x": 1}, {"y": 1}], f"samples in {DIFFER.format(1, 'x, y only in one')}: choose common ones"),
         ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], DIFFER.format(2, "y only in one")),
+        ([{"x": np.ma.array([1, 2], mask=[0, 1])}], r"field 'x': some values are masked: fill them first"),
+        ([{"x": Unlike()}], r"field 'x': numpy cannot hold this Unlike \(bfloat16\): convert it first"),
         ([(1,), (1, 2)], r"samples are tuples of different lengths: \[1, 2\]"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.arrays import to_array
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
 from dataload.catalog.facts import spec_of
@@ -161,7 +162,7 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
                 f"a dict is read as columns, arrays or lists of one value per record, and {name!r} is "
                 f"{_shown(column)}: pass a list of records instead, [{{...}}, ...]"
             )
-    return {name: np.asarray(column) if hasattr(column, "__array__") else column for name, column in data.items()}
+    return {name: to_array(name, column) if hasattr(column, "__array__") else column for name, column in data.items()}
 
 
 def _refuse(data: Any) -> None:

@@ -78,6 +78,7 @@ class Tensor:
         ([b"a", 1], "an array of .*; an Example holds float32, int64 and bytes"),
         ([[1], [2, 3]], "list is not an array"),
         ("\ud800", "'utf-8' codec can't encode"),
+        (np.ma.array([1, 2], mask=[0, 1]), "some values are masked: fill them first"),
         (Tensor(), "Tensor is not an array: it requires a gradient"),
     ],
 )

@@ -124,6 +124,11 @@ def test_what_it_lacks(name, value, message):
     assert caught.value.key == name
 
 
+def test_a_dtype_of_another_package_is_refused():
+    with pytest.raises(ConfigError, match="an array of float8_e5m2 is not supported"):
+        encode({"x": np.zeros(2, pytest.importorskip("ml_dtypes").float8_e5m2)})
+
+
 def test_records_that_are_too_large(monkeypatch):
     encode(dict.fromkeys(map(str, range(65_534)), b""))
     with pytest.raises(ConfigError, match=r"a record of 65535 fields; codec 'npz' supports 65534$"):

@@ -48,6 +48,13 @@ def test_dtypes(dtype):
     assert to_tensors(array).numpy().dtype == array.dtype
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_dtypes_of_ml_dtypes(name):
+    array = np.array([[0.5, -2]], pytest.importorskip("ml_dtypes").finfo(name).dtype)
+    tensor = to_tensors(array)
+    assert (tensor.dtype, tensor.tolist()) == (getattr(torch, name), [[0.5, -2]])
+
+
 def test_arrays_that_torch_cannot_share_are_copied_or_refused():
     read_only = np.frombuffer(b"\1\2", np.uint8)
     to_tensors(read_only)[0] = 9

@@ -341,7 +341,7 @@ def _require_text(values: list[Any], name: str) -> None:
 
 def _ragged(values: list[Any], name: str, levels: int) -> Ragged:
     """Return lists, of lists of lists ... on several levels, with the offsets of each level."""
-    if not values:
+    if levels == 1 and not values:
         return Ragged(np.empty(0), np.zeros(1, np.int64))
     if levels == 1:
         arrays = _comparable(values, name, "ragged")

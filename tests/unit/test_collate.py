@@ -130,6 +130,7 @@ PICTURES = np.array([[[1, 1, 1, -1], [1, 1, 1, -1]], [[2, 2, 2, 2], [-1, -1, -1,
         ("ragged", [[], [1, 2]], {"t": Ragged(np.array([1, 2]), np.array([0, 0, 2]))}),
         ({"ragged": 2}, NESTED, {"t": Ragged(Ragged(np.array([1, 2, 3]), rows(0, 2, 2, 3)), rows(0, 2, 2, 3))}),
         ({"ragged": 2}, [[], []], {"t": Ragged(Ragged(np.zeros(0), rows(0)), rows(0, 0, 0))}),
+        ({"ragged": 3}, [[]], {"t": Ragged(Ragged(Ragged(np.zeros(0), rows(0)), rows(0)), rows(0, 0))}),
     ],
 )
 def test_policies(policy, values, columns):

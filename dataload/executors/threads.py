@@ -135,18 +135,29 @@ class _Pool:
         self.threads: list[threading.Thread] = []
         self._hanging: set[threading.Thread] = set()
         self.interrupted = False  # by Ctrl-C, while the consumer waited
-        self.use(size)
+        try:
+            self._grow(size)
+        except MachineError:
+            self.stop()
+            raise
 
     def use(self, workers: int) -> None:
         # Parked threads cost nothing and keep their thread-local data. They park after the queued tasks.
         for _ in range(workers, self.active):
             self.queue.put("park")
+        self.active = min(workers, self.active)
+        try:
+            self._grow(workers)
+        except MachineError as error:
+            warnings.warn(f"{error}; continuing with {self.active}", RuntimeWarning, stacklevel=2)
+
+    def _grow(self, workers: int) -> None:
         for number in range(self.active, workers):
             if number < len(self.threads) - len(self._hanging):
                 self._parked.put(None)
             else:
                 self._start(f"dataload-{self._first + number}")
-        self.active = workers
+            self.active = number + 1
 
     def is_usable(self) -> bool:
         return self.pid == os.getpid()  # threads do not survive a fork
@@ -177,7 +188,6 @@ class _Pool:
         try:
             thread.start()
         except RuntimeError as error:
-            self.stop()
             message = f"the machine starts no more than {len(self.threads)} threads for this loader: lower num_workers"
             raise MachineError(message) from error
         self.threads.append(thread)

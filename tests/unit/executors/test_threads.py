@@ -55,6 +55,11 @@ def test_a_machine_that_starts_no_more_threads(start, monkeypatch):
     with pytest.raises(MachineError, match="the machine starts no more than 2 threads for this loader: lower num_work"):
         start(call, 3).submit(None)
     assert threads() == []
+    executor = start(call, 1)
+    assert executor.submit(lambda: 1).result() == 1
+    with pytest.warns(RuntimeWarning, match="starts no more than 2 threads .*; continuing with 2"):
+        executor.use(4)
+    assert executor.submit(lambda: 2).result() == 2
 
 
 def test_an_error_is_raised_where_the_result_is_asked_for(start):

@@ -87,17 +87,19 @@ class ShardMaps(RecordFile):
 
     def use(self, shards: Int64Array) -> bool:
         """Map the files of shards, (rows,) int64, which were added; return whether so many may be mapped."""
-        used = self._used[shards]
+        if len(self._files) <= self._most and self._used[shards].all():  # no thread unmaps any
+            return True
+        with self._lock:
+            return self._map_all(shards)
+
+    def _map_all(self, shards: Int64Array) -> bool:
+        """See `use`."""
         self._reads += 1
-        if used.all():
-            self._used[shards] = self._reads
-        elif len(different := np.unique(shards)) > self._most:
+        is_mapped = self._used[shards] > 0
+        if not is_mapped.all() and len(np.unique(shards)) > self._most:
             return False
-        else:
-            with self._lock:
-                mapped = [self._map(shard) for shard in different.tolist()]
-            return all(mapped)
-        return True
+        self._used[shards[is_mapped]] = self._reads  # first, so that they stay mapped
+        return all(self._map(shard) for shard in np.unique(shards[~is_mapped]).tolist())
 
     def _map(self, shard: int) -> bool:
         """Map the file of a shard; return False if the system refuses."""
@@ -138,7 +140,12 @@ class ShardMaps(RecordFile):
     def _call(self, function: Callable[..., Any], places: Int64Array, lengths: Any, out: Array, *fields: Any) -> Any:
         try:
             self._hint(places, lengths)
-            return function(out, places, lengths, *fields)
+            try:
+                return function(out, places, lengths, *fields)
+            except LookupError:  # since `use`, another thread has unmapped a file
+                with self._lock:
+                    self._map_all(places >> PLACE_BITS)
+                    return function(out, places, lengths, *fields)
         except (core().MapFault, ValueError, LookupError) as error:
             raise self._error(error) from None
 

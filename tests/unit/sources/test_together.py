@@ -20,8 +20,9 @@ from dataload.convert.indexing import index_shards
 from dataload.errors import ChangedFileError, CorruptFileError, DataloadError, SourceNotFoundError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
-from dataload.storage.core import can_map
-from dataload.storage.local.shard_maps import most_maps
+from dataload.storage.core import PLACE_BITS, can_map
+from dataload.storage.local.record_files import MappedFile
+from dataload.storage.local.shard_maps import ShardMaps, most_maps
 from dataload.types import StepsAhead, TextColumn
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -231,6 +232,20 @@ def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
             assert source.read_batch(indices, ["n"])["n"].tolist() == indices.tolist()
         with open("/proc/self/maps", encoding="utf-8") as maps:
             assert sum(str(tmp_path) in line for line in maps) <= most + 1
+
+
+def test_threads_unmap_files_of_each_other(tmp_path):
+    maps = ShardMaps(24, most=6)
+    for shard in range(24):
+        (tmp_path / f"{shard}").write_bytes(bytes([shard]))
+        maps.add(shard, MappedFile(str(tmp_path / f"{shard}")))
+
+    def read(seed):
+        shards = np.random.default_rng(seed).integers(0, 24, 5)
+        return maps.use(shards) and (maps.gather(shards << PLACE_BITS, 1)[:, 0] == shards).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(4000)))
 
 
 @pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow_suite), 600, 1 << 20])

@@ -256,7 +256,7 @@ def closest(name: object, known: Iterable[str]) -> str:
         >>> closest("featurs", ["features", "label"])
         "did you mean 'features'? Choose from features, label"
     """
-    names = sorted(known)
+    names = sorted(map(str, known))
     matches = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
     listed = ", ".join(names)
     if matches:

@@ -35,7 +35,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
             kind, first_row = type(piece), int(where[0])
             out = {name: _column_like(column, rows) for name, column in batch.items()}
         if batch.keys() != out.keys():
-            differing = ", ".join(sorted(name or "values without a name" for name in batch.keys() ^ out.keys()))
+            differing = ", ".join(sorted(str(name) or "values without a name" for name in batch.keys() ^ out.keys()))
             raise ConfigError(
                 f"rows {first_row} and {int(where[0])} have different fields ({differing} only in one): "
                 "choose common ones with fields=[...], or add the missing ones in a transform"

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from operator import getitem
 from typing import Any, cast
 
 import numpy as np
@@ -13,10 +11,11 @@ from dataload._util.settings import check_call, setting_error
 from dataload.catalog.facts import require_known, select_fields
 from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
 from dataload.collate.collate import check_pad_value
-from dataload.errors import ConfigError, SourceError, closest
+from dataload.errors import ConfigError, closest
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
+from dataload.sources.views.adapt import columns_at, records_at
 from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
@@ -37,11 +36,13 @@ class BatchLoader:
     policy: ErrorPolicy = field(default_factory=ErrorPolicy)
     reads_columns: bool = field(init=False)
     _reads_many: bool = field(init=False)
+    _is_ours: bool = field(init=False)
 
     def __post_init__(self) -> None:
         stacks = not self.transform and self.collate is default_collate
         object.__setattr__(self, "reads_columns", stacks and isinstance(self.source, ColumnReader))
         object.__setattr__(self, "_reads_many", isinstance(self.source, BatchReader))
+        object.__setattr__(self, "_is_ours", isinstance(self.source, Source))
 
     @property
     def reads_together(self) -> bool:
@@ -52,8 +53,7 @@ class BatchLoader:
         """Return the batch of a plan with at least one row; errors are raised unchanged."""
         trace.enter("read")
         if self.reads_columns:
-            with trace.clock:
-                batch = self.source.read_batch(plan.indices, self.fields)
+            batch = self._columns(plan.indices, trace)
         else:
             samples = self.read(plan.indices, trace)
             if self.transform:
@@ -65,25 +65,20 @@ class BatchLoader:
 
     def read(self, indices: Int64Array, trace: StepTrace) -> list[Any]:
         """Return the records at `indices`, in that order, with the chosen fields."""
-        source = self.source
-        try:
-            with trace.clock:
-                if isinstance(source, Source):
-                    samples = source.read(indices)
-                elif self._reads_many:
-                    samples = source.__getitems__(indices.tolist())
-                else:
-                    samples = [*map(getitem, repeat(source), indices.tolist())]
-            if len(samples) != len(indices):
-                message = f"the source's __getitems__ returned {len(samples)} records for {len(indices)} indices"
-                raise SourceError(message)
-        except Exception as error:
-            if not isinstance(source, Source):
-                mark_users(error)
-            raise
+        with trace.clock:
+            if self._is_ours:
+                samples = self.source.read(indices)
+            else:
+                samples = records_at(self.source, indices.tolist(), many=self._reads_many)
         if self.fields is None:
             return samples
         return [select_fields(sample, self.fields) for sample in samples]
+
+    def _columns(self, indices: Int64Array, trace: StepTrace) -> Any:
+        with trace.clock:
+            if self._is_ours:
+                return self.source.read_batch(indices, self.fields)
+            return columns_at(self.source, indices, self.fields)
 
     def transformed(self, samples: Sequence[Any], indices: Int64Array, epoch: int, trace: StepTrace) -> list[Any]:
         """Return samples after all transforms, at least one, which are applied sample by sample."""
@@ -133,8 +128,7 @@ class BatchLoader:
         if len(self.policy.excluded_among(indices)):
             return None
         trace.enter("read")
-        with trace.clock:
-            columns = self.source.read_batch(indices, self.fields)
+        columns = self._columns(indices, trace)
         trace.leave()
         has_fields = isinstance(columns, dict)
         named: Mapping[str, Any] = columns if has_fields else {"": columns}

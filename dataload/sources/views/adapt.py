@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
+from operator import getitem
 from os import PathLike
 from typing import Any, cast
 
@@ -13,7 +15,8 @@ from dataload._util.arrays import to_array
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
 from dataload.catalog.facts import spec_of
-from dataload.errors import redacted
+from dataload.collate.columns import describe_field, map_columns
+from dataload.errors import SourceError, redacted
 from dataload.sources.base import Source
 from dataload.sources.memory import MemorySource
 from dataload.sources.registry import built_in_formats, by_suffix
@@ -22,6 +25,7 @@ from dataload.types import (
     AheadReader,
     Batch,
     BatchReader,
+    BytesColumn,
     ColumnReader,
     FieldSpec,
     Int64Array,
@@ -76,6 +80,42 @@ def as_source(data: Any) -> Source[Any]:
     return found if isinstance(found, Source) else WrappedSource(found)
 
 
+def records_at(data: Any, indices: list[int], *, many: bool) -> list[Any]:
+    """Return records of a source of one's own by its `__getitem__`, or if `many` by its `__getitems__`."""
+    try:
+        records: Any = data.__getitems__(indices) if many else [*map(getitem, repeat(data), indices)]
+        if isinstance(records, Mapping) or not hasattr(records, "__len__"):
+            raise SourceError(f"the source's __getitems__ returned {type(records).__name__!r} instead of a list")
+        if len(records) != len(indices):  # `map` ends at a StopIteration
+            if not many:
+                raise SourceError(f"the source's __getitem__ raised StopIteration for index {indices[len(records)]}")
+            raise SourceError(f"the source's __getitems__ returned {len(records)} records for {len(indices)} indices")
+    except Exception as error:
+        mark_users(error)
+        raise
+    return list(records)
+
+
+def columns_at(data: Any, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+    """Return a batch of a source of one's own by its `read_batch`, whose columns need a row for each index."""
+
+    def check(column: Any, name: str) -> None:
+        is_column = isinstance(column, (list, BytesColumn)) or getattr(column, "shape", ())
+        if is_column and len(column) != len(indices):
+            returned = f"{len(column)} values of {describe_field(name)}"
+            raise SourceError(f"the source's read_batch returned {returned} for {len(indices)} indices")
+
+    try:
+        batch = data.read_batch(indices, fields)
+        if batch is None:
+            raise SourceError("the source's read_batch returned None: does it end without `return`?")
+        map_columns(batch, check)
+    except Exception as error:
+        mark_users(error)
+        raise
+    return batch
+
+
 class WrappedSource(Source[Any]):
     """The records of a source of another library or of one's own.
 
@@ -96,18 +136,12 @@ class WrappedSource(Source[Any]):
         return len(self._data)
 
     def _read(self, indices: Int64Array) -> list[Any]:
-        wanted = indices.tolist()
-        try:
-            with _hinting(self._data):
-                many = isinstance(self._data, BatchReader)
-                return self._data.__getitems__(wanted) if many else [*map(self._data.__getitem__, wanted)]
-        except Exception as error:
-            mark_users(error)
-            raise
+        with _hinting(self._data):
+            return records_at(self._data, indices.tolist(), many=isinstance(self._data, BatchReader))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if isinstance(self._data, ColumnReader):
-            return self._data.read_batch(indices, fields)
+            return columns_at(self._data, indices, fields)
         return super()._read_columns(indices, fields)
 
     @property

@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, SampleContext, WorkerError, decoding
+from dataload import (
+    Collate,
+    ConfigError,
+    DataloadError,
+    Loader,
+    MemorySource,
+    Ragged,
+    SampleContext,
+    WorkerError,
+    concat,
+    decoding,
+)
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
 from dataload.loader import failures as failures_module
@@ -13,6 +24,7 @@ from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader, finish
 from dataload.loader.step import StepRange, StepWork, load_step
 from dataload.samplers import BatchPlan, BatchSampler, Sequential
+from dataload.sources.views.adapt import as_source
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
 from dataload.transforms import compose
@@ -208,6 +220,29 @@ def test_decoding_is_a_stage_of_its_own(clock):
     trace = StepTrace()
     load_step(fetcher(Plain(), transform=dict), plan_of(1), 0, trace)  # it does not report its decoding
     assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
+
+
+def first_of_none(_, index):
+    return next(iter(())) if index == 1 else record(index)
+
+
+@pytest.mark.parametrize("wrap", [lambda source: source, as_source, lambda source: concat([source, source])])
+@pytest.mark.parametrize(
+    ("method", "function", "message"),
+    [
+        ("__getitem__", first_of_none, r"__getitem__ raised StopIteration for index 1"),
+        ("__getitems__", lambda _, indices: [record(0)] * (len(indices) - 1), r"__getitems__ returned \d+ records for"),
+        ("__getitems__", lambda _, indices: {"index": indices}, "__getitems__ returned 'dict' instead of a list"),
+        ("__getitems__", lambda _, indices: map(record, indices), "__getitems__ returned 'map' instead of a list"),
+        ("read_batch", lambda _, indices, fields: {"x": indices[:1]}, r"read_batch returned 1 values of field 'x' for"),
+        ("read_batch", lambda *_: None, "read_batch returned None: does it end without `return`"),
+    ],
+)
+def test_a_source_that_does_not_return_a_value_for_each_index(wrap, method, function, message):
+    source = type("Wrong", (Plain,), {method: function})()
+    with pytest.raises(DataloadError, match=f"the source's {message}") as caught:  # `concat` reads a record
+        list(Loader(wrap(source), batch_size=3, epochs=1))
+    assert "bug in dataload" not in str(caught.value)
 
 
 def test_transforms_of_a_sample_share_its_context_and_others_get_none():

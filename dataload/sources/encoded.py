@@ -192,12 +192,14 @@ class LoadedRecords:
         return BytesColumn([self._block], None, offsets, offsets + lengths)
 
 
-def decoded(values: Iterable[Any], locate: Callable[[Exception, int], Exception]) -> list[Any]:
-    """Return values that are decoded one by one; `locate` makes the error of a row, see `located`."""
+def decoded(values: Iterable[Any], rows: int, locate: Callable[[Exception, int], Exception]) -> list[Any]:
+    """Return values of `rows` that are decoded one by one; `locate` makes the error of a row, see `located`."""
     found: list[Any] = []
     try:
         with decoding():
             found.extend(values)
+        if len(found) < rows:
+            raise RuntimeError("the decoder raised StopIteration")
     except Exception as error:  # `extend` keeps what it has appended
         cause = locate(error, len(found))
         if cause is error:

@@ -130,8 +130,11 @@ class Writer(ClosedOrAborted):
         start, some = 0, 1
         while start < len(records):
             values: list[bytes] = []
+            block = records[start : start + some]
             try:
-                values.extend(map(encode, records[start : start + some]))
+                values.extend(map(encode, block))
+                if len(values) < len(block):
+                    raise RuntimeError("the codec raised StopIteration")
             finally:  # if a record is refused, those before it are in the list
                 if values:
                     write(values)

@@ -326,4 +326,4 @@ class TableReader(ShardReader[Record]):
         def locate(error: Exception, row: int) -> Exception:
             return located(error, self._path, int(indices[row]), f"field {name!r}", own=decoder.own)
 
-        return decoded(map(decoder.decode, column), locate)
+        return decoded(map(decoder.decode, column), len(indices), locate)

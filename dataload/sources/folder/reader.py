@@ -301,7 +301,7 @@ class FolderReader(ShardReader[Record]):
         pairs = zip(contents, decoders, strict=True)
         pieces = [bytes(content) if decoder.small else content for content, decoder in pairs]
         apply: Callable[..., Any] = call
-        return decoded(map(apply, [decoder.decode for decoder in decoders], pieces), locate)
+        return decoded(map(apply, [decoder.decode for decoder in decoders], pieces), len(pieces), locate)
 
     def _spec(self, field: str) -> FieldSpec:
         """Describe a field by its suffixes, or its first file; the sizes of all show whether shapes vary."""

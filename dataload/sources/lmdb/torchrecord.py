@@ -104,7 +104,7 @@ class _TorchRecord(LMDBShard):
             database, _, key = self.key(index).partition("/")
             return located(error, self._path, index, f"key {key} of sub-database {database}")
 
-        records = decoded(map(cast("Codec", self._codec).decode, data), locate)
+        records = decoded(map(cast("Codec", self._codec).decode, data), len(data), locate)
         return records if fields is None else [select_fields(record, fields) for record in records]
 
 

@@ -287,7 +287,7 @@ class _MDSShard(ShardReader[Record]):
             index = int(indices[row])
             return located(error, self._file.path, index, f"field {column.name!r}", int(self._edges[index]))
 
-        return decoded(map(decode, data.views()), locate)
+        return decoded(map(decode, data.views()), len(indices), locate)
 
     def release(self) -> None:
         self._file.release()

@@ -364,7 +364,7 @@ class TarReader(ShardReader[Record]):
             what = f"field {field.name!r} of {self._key(sample)!r}"
             return located(error, self._file.path, sample, what, offset, own=field.decoder.own)
 
-        return decoded(map(field.decoder.decode, pieces), locate)
+        return decoded(map(field.decoder.decode, pieces), len(components), locate)
 
     def _decode_by_code(self, field: Field, components: Int64Array) -> list[Any]:
         codes = self._table.codes[components]  # one for each component: with several decoders, samples differ

@@ -17,6 +17,7 @@ from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow import TableOptions
+from dataload.sources.arrow.columns import classes_in
 from dataload.sources.arrow.ipc import Read
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader
@@ -268,12 +269,25 @@ class _ParquetFile(TableReader):
         return bounds_of(kind, statistics.get(6), statistics.get(5))
 
     @contextmanager
-    def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - the file is read by columns
+    def _opened(
+        self,
+        block: int,
+        names: Sequence[str],  # noqa: ARG002 - the file is read by columns
+        *,
+        keep: bool = False,
+    ) -> Generator[Callable[[str], Any]]:
         with unchanged(self._storage, self._path, self._identity), self._storage.open(self._path, whole=True) as file:
-            yield partial(self._decode_column, file, {}, block)
+            yield partial(self._decode_column, file, {}, block, keep=keep)
 
-    def _decode_column(self, file: Any, readers: dict[bool, Any], group: int, name: str) -> Any:
-        """Return a column of a row group; `readers` read texts, and their numbers in dictionaries."""
+    def classes_in(self, group: int, name: str) -> Any:
+        with self._errors(group), self._opened(group, [name], keep=self.is_dictionary(name)) as decode:
+            return classes_in(decode(name))
+
+    def _decode_column(self, file: Any, readers: dict[bool, Any], group: int, name: str, *, keep: bool) -> Any:
+        """Return a column of a row group, without its dictionary unless `keep`.
+
+        `readers` read texts, and their numbers in dictionaries.
+        """
         arrays: list[Any] = []
         size, what = 0, f"field {name!r} of row group {group}"
         rows, numbered = self._plan(file, readers, group, name, what)
@@ -282,7 +296,7 @@ class _ParquetFile(TableReader):
             kind = without_views(array.type, keep=False)
             size += array.nbytes if kind == array.type else total_bytes(array)
             check_size(size, self._limit, what, path=self._path)
-            arrays.append(array if kind == array.type else array.cast(kind))
+            arrays.append(array if keep or kind == array.type else array.cast(kind))
         pa = load_arrow("format 'parquet'")
         return pa.chunked_array(arrays, arrays[0].type if arrays else self._schema.field(name).type)
 

@@ -235,30 +235,31 @@ class TableReader(ShardReader[Record]):
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         """Return columns of records, by decoding the blocks that they are in."""
-        layout = self._row_layout(names)
-        if layout is None:
+        _, keys, layout = self._plan_rows(names)
+        if layout is None or self._kept_apart:
             return self._read_blocks(names, indices, claims)
         try:
-            found = self._read_blocks(self._planned[1], indices, claims, layout)
+            found = self._read_blocks(keys, indices, claims, layout)
         except _ApartError:
             self._kept_apart = True
             return self._read_blocks(names, indices, claims)
-        columns = found.pop(self._planned[1][0])
+        columns = found.pop(keys[0])
         if not isinstance(columns, dict):
             cut = partial(cut_loaded, columns, np.arange(len(indices)) * layout.length, layout.length)
             columns = layout.columns(len(indices), cut) or {}
         return {name: columns[name] if name in columns else found[name] for name in names} if found else columns
 
-    def _row_layout(self, names: Sequence[str]) -> RowLayout | None:
-        """Return the layout of rows of the columns of single numbers, if there are many and blocks are kept so."""
-        if self._planned[0] != names:
+    def _plan_rows(self, names: Sequence[str]) -> tuple[Sequence[str], Sequence[Any], RowLayout | None]:
+        """Return `names`, what to read for them, and the layout of rows of single numbers; None if these are few."""
+        planned = self._planned  # other threads may read other columns
+        if planned[0] != names:
             chosen = tuple(name for name in names if name in self._scalars)
             starts = accumulate((self._scalars[name].itemsize for name in chosen), initial=0)
             fields = {name: (start, self._scalars[name], ()) for name, start in zip(chosen, starts, strict=False)}
             length = sum(self._scalars[name].itemsize for name in chosen)
             layout = RowLayout(length, fields) if len(chosen) >= _MANY_COLUMNS else None
-            self._planned = names, (chosen, *(name for name in names if name not in fields)), layout
-        return None if self._kept_apart else self._planned[2]
+            self._planned = planned = names, (chosen, *(name for name in names if name not in fields)), layout
+        return planned
 
     def _read_blocks(
         self, names: Sequence[Any], indices: Int64Array, claims: Claims, layout: RowLayout | None = None

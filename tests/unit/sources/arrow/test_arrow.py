@@ -574,9 +574,12 @@ def test_files_of_equal_layout_have_values_and_dictionaries_of_their_own(tmp_pat
             source.read([8])
 
 
-def test_another_thread_may_read_other_columns_between_any_two_lines(tmp_path):
-    source = ArrowSource(write_arrow(tmp_path / "a.arrow", pa.table({name: range(ROWS) for name in "abc"}), rows=ROWS))
-    source.read_batch([5], ["a", "b"])
+@pytest.mark.parametrize(("columns", "compression"), [(3, None), (33, "zstd")])
+def test_another_thread_may_read_other_columns_between_any_two_lines(tmp_path, columns, compression):
+    table = pa.table({f"c{number}": range(ROWS) for number in range(columns)})
+    source = ArrowSource(write_arrow(tmp_path / "a.arrow", table, rows=ROWS, compression=compression))
+    other_name, *names = table.column_names
+    source.read_batch([5], names)
     turns = []
 
     def other(frame, event, _):
@@ -584,17 +587,17 @@ def test_another_thread_may_read_other_columns_between_any_two_lines(tmp_path):
             return None
         if event == "line":
             sys.settrace(None)
-            turns.append(source.read_batch([3], ["c"])["c"].tolist())
+            turns.append(source.read_batch([3], [other_name])[other_name].tolist())
             sys.settrace(other)
         return other
 
     before = sys.gettrace()
     sys.settrace(other)
     try:
-        found = source.read_batch([5], ["a", "b"])
+        found = source.read_batch([5], names)
     finally:
         sys.settrace(before)
-    assert {name: column.tolist() for name, column in found.items()} == {"a": [5], "b": [5]}
+    assert {name: column.tolist() for name, column in found.items()} == {name: [5] for name in names}
     assert len(turns) > 20
     assert turns == [[3]] * len(turns)
 

@@ -267,8 +267,9 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
     if leaf.operation == "is_null":
         return ~valid, valid
     values, holds, operation = every[valid], np.zeros(len(valid), np.bool_), leaf.operation
+    kind = every.dtype if every.dtype == object else None
     if every.dtype.kind in "iuf" and operation == "in" and _are_numbers(compared):
-        compared = _exact_among(compared, every.dtype)
+        compared, kind = _exact_among(compared, every.dtype), every.dtype  # numpy would round some of these to floats
     elif every.dtype.kind in "iuf" and operation in _COMPARE and _are_numbers([compared]):
         found = _exactly(operation, compared, every.dtype)
         if isinstance(found, bool):
@@ -283,7 +284,7 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
         elif len(is_text) > 1:
             raise TypeError("text is compared with other values")
         elif leaf.operation == "in":
-            holds[valid] = np.isin(values, np.array([*compared], values.dtype if values.dtype == object else None))
+            holds[valid] = np.isin(values, np.array([*compared], kind))
         else:
             if every.dtype == object:
                 compared = np.array([compared], object)  # numpy's own text ends before its last zero bytes

@@ -161,6 +161,8 @@ class ConcatSource(ViewSource[Any]):
         return spans[0][0], read
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
+        if self._with_source and _SOURCE in condition.fields:
+            return super()._matches(condition, indices)
         parts = split_by_shard(self._bounds(), np.arange(len(self)) if indices is None else indices)
         given = ((self._parents[part], where, None if indices is None else local) for part, local, where in parts)
         found = [where[parent._matches(condition, local)] for parent, where, local in given]

@@ -305,10 +305,10 @@ def match_columns(
 
 
 def chosen_indices(chosen: Any, length: int) -> Int64Array:
-    """Return the indices that a list, an array or a mask of True and False selects."""
+    """Return the indices that a list, an array or a mask of True and False selects, as an array of its own."""
     values: Array = np.asarray(chosen)
     if values.dtype != np.bool_ or values.ndim != 1:
-        return as_indices(chosen, length)
+        return np.array(as_indices(chosen, length))  # the caller may shuffle its array
     if len(values) != length:
         raise IndexError(f"a mask has a value for each record: this one has {len(values)} for {length} records")
     return np.flatnonzero(values)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload import ConfigError, MemorySource, RangeSource, field
+from dataload.sources import ConcatSource
 from dataload.sources.arrow import parquet
 from dataload.sources.expression import parse
 
@@ -130,7 +131,7 @@ def test_numbers_are_compared_exactly(tmp_path):
     source, columns = dataload.open(tmp_path / "a.parquet"), {kind: table[kind].to_numpy() for kind in NUMBERS}
     cases = itertools.product(NUMBERS, [*COMPARE, "in"], CONSTANTS)
     for case, (kind, sign, other) in enumerate(cases):
-        condition = built((kind, sign, [other, 7] if sign == "in" else other))
+        condition = built((kind, sign, [other, 7, 2**63 + 5] if sign == "in" else other))
         want = [other == one if sign == "in" else COMPARE[sign](one, other) for one in NUMBERS[kind]]
         assert condition.matches_arrow(table.column).tolist() == want, condition
         assert condition.matches(columns.__getitem__).tolist() == want, condition
@@ -168,6 +169,8 @@ def test_views_ask_their_parents(sources):
     two = dataload.open([sources[0].paths[0]] * 2, nulls="error")
     assert two.filter(condition).indices.tolist() == [0, 3, 6, 9]
     assert two[7:].filter(condition).indices.tolist() == [2]
+    with_source = ConcatSource([MemorySource({"n": [3, 4]}), MemorySource({"n": [5, 3]})], with_source=True)
+    assert with_source.filter((field("source") == 1) & condition).indices.tolist() == [3]
     assert len(MemorySource({"n": np.arange(200_000) % 10}).filter(condition)) == 20_000
 
 
@@ -243,7 +246,9 @@ def test_indices_and_masks():
     mask = np.arange(6) % 2 == 1
     for chosen in (mask, mask.tolist()):
         assert [record["index"] for record in source[chosen]] == [1, 3, 5]
-    some = source[[4, -1, 4, 0]]
+    given = np.array([4, 5, 4, 0])
+    some = source[given]
+    given[:] = 9  # shuffled, for example
     assert [record["index"] for record in some] == [4, 5, 4, 0]
     assert some.shard_lengths == (4,)
     assert source[np.array([1, 2])].fingerprint() == source[[1, 2]].fingerprint() != some.fingerprint()

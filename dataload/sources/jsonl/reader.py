@@ -119,6 +119,7 @@ class _Reader(ShardReader[Record]):
         self._limit = limit
         self._fills = {}
         self._plain: set[str] | None = None
+        self._first: _Reader | None = None  # of the files of a reader of many
 
     def _plan_nulls(self, nulls: NullPolicy) -> None:
         """Find what stands for nulls, by the first records; called once the lines are known."""
@@ -188,6 +189,8 @@ class _Reader(ShardReader[Record]):
 
     def _is_plain(self, name: str) -> bool:
         """Return whether one of the first records has a number or text in a field."""
+        if self._first is not None:
+            return self._first._is_plain(name)
         if self._plain is None:
             records = self._intact(np.arange(min(len(self), _SAMPLED)))
             self._plain = {name for record in records for name, value in record.items() if type(value) in _PLAIN}
@@ -230,6 +233,7 @@ class _File(_Reader):
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
+        joined._first = self
         joined._edges = directory.numbers(is_place=True)
         return joined
 

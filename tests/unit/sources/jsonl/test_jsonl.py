@@ -183,6 +183,9 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
             source.read_batch([0, 1], [name])
         with pytest.raises(CorruptFileError, match=f"record 1: field '{name}' is null"):
             source.read_batch([1], [name])  # also where no other record of the batch has a value
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, HOLES[1::-1])))
+    with pytest.raises(CorruptFileError, match="record 0: field 'n' is null"):
+        dataload.open([tmp_path / "c.jsonl"] * 2).read_batch([0, 2], ["n"])
     assert source.read_batch([0, 2], ["n", "t"])["t"] == ["a", "c"]
     source = dataload.open(path, nulls="mask")
     masks = ["n_is_null", "t_is_null", "l_is_null", "d_is_null", "later_is_null"]

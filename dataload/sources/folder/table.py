@@ -362,7 +362,7 @@ def _parse_json(text: str, path: str) -> tuple[list[str], list[tuple[int, list[A
     """Return the names of the fields, and for each object its line and values."""
     header: list[str] = []
     rows: list[tuple[int, list[Any]]] = []
-    for line, row in enumerate(text.splitlines(), 1):
+    for line, row in enumerate(text.split("\n"), 1):  # `splitlines` would split at U+2028, too
         try:
             found: Any = json.loads(row) if row.strip() else None
         except (ValueError, RecursionError) as error:

@@ -36,16 +36,16 @@ class TextSource(FileSource[Record]):
     def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
         self._names: dict[str, str] = {}
+        paths: list[str] = []
         for path in self._paths:
-            storage = storage_of(path, self._remote)
-            if is_compressed(path) or not storage.is_directory(path):
-                self._names[path] = base_name(path)
-                continue
-            names = texts_among(files_below(path, self._remote))
-            if not names:
+            found = {path: base_name(path)}
+            if not is_compressed(path) and storage_of(path, self._remote).is_directory(path):
+                found = {join(path, name): name for name in texts_among(files_below(path, self._remote))}
+            if not found:
                 raise SourceNotFoundError(f"the directory {path} has no files .txt or .md", path=path)
-            self._names |= {join(path, name): name for name in names}
-        self._paths = tuple(self._names)
+            self._names |= found
+            paths += found
+        self._paths = tuple(paths)
 
     @property
     def reads_in_order(self) -> bool:

@@ -282,11 +282,12 @@ def test_metadata_beside_images_is_joined(tmp_path):
     (root / "metadata.csv").unlink()
     rows = {"n": 1, "f": 1.0, "b": True, "o": {"bbox": [[1, 2]]}}, {"f": 0.5, "n": 2, "b": False, "o": {"bbox": []}}
     rows[0]["g"], rows[1]["g"] = 2**70, 1
+    rows[0]["t"], rows[1]["t"] = "a\u2028b\x85", "c"
     for name, row in zip(("a.png", "in/b.png"), rows, strict=True):
-        line = json.dumps({"file_name": (root / name).name, **row}).replace("1.0", "1")
-        (root / name).with_name("metadata.jsonl").write_text(f"{line}\n\n")
+        line = json.dumps({"file_name": (root / name).name, **row}, ensure_ascii=False).replace("1.0", "1")
+        (root / name).with_name("metadata.jsonl").write_text(f"{line}\n\n", "utf-8")
     with dataload.open(root) as source:
-        assert [{name: record[name] for name in "nfbog"} for record in source] == list(rows)
+        assert [{name: record[name] for name in "nfbogt"} for record in source] == list(rows)
         assert [str(source.fields[name]) for name in "nfbo"] == ["int64 ()", "float64 ()", "bool ()", "unknown"]
         source[0]["o"]["bbox"].append(3)
         assert source[0]["o"] == {"bbox": [[1, 2]]}, "a record belongs to the caller"

@@ -48,8 +48,8 @@ def test_a_directory_of_texts(tmp_path):
     assert lines.reads_in_order
     found = [lines._data_set().reader(shard).ranges(np.array([0, 2]), None) for shard in (1, 3)]
     assert [found[0][0].tolist(), found[0][1].tolist(), found[1]] == [[0, 11], [3, 5], None]
-    paragraphs = dataload.open([directory / "b.txt"], format="text", records="paragraph", fields=["text"])
-    assert [*paragraphs] == [{"text": "one\r\ntwo"}, {"text": "three"}]
+    paragraphs = dataload.open([directory / "b.txt"] * 2, format="text", records="paragraph", fields=["text"])
+    assert [*paragraphs] == [{"text": "one\r\ntwo"}, {"text": "three"}] * 2
     assert len({each.fingerprint() for each in (source, lines, dataload.open(directory, map=False))}) == 2
     with dataload.Loader(lines, batch_size=6, num_workers=2, executor="processes") as loader:
         assert next(iter(loader))["text"][-1] == "y"

@@ -57,15 +57,16 @@ class VideoSource(FileSource[Record]):
 
     def _prepare(self) -> None:
         self._names: dict[str, str] = {}
+        paths: list[str] = []
         for path in self._paths:
-            if is_video(path):
-                self._names[path] = base_name(path)
-                continue
-            videos = sorted(filter(is_video, files_below(path, self._remote)))
-            if not videos:
+            found = {path: base_name(path)}
+            if not is_video(path):
+                found = {join(path, name): name for name in sorted(filter(is_video, files_below(path, self._remote)))}
+            if not found:
                 raise SourceNotFoundError(f"{path} has no videos ({', '.join(DEMUXERS)})", path=path)
-            self._names |= {join(path, name): name for name in videos}
-        self._paths = tuple(self._names)
+            self._names |= found
+            paths += found
+        self._paths = tuple(paths)
         folders = [name.partition("/")[0] for name in self._names.values() if "/" in name]
         self._class_names = tuple(sorted({*folders})) if len(folders) == len(self._names) else ()
         self._address = ""

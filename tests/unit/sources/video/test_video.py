@@ -96,6 +96,8 @@ def test_records(tmp_path):
     assert dataload.open(tmp_path, fields=["time"])[0].keys() == {"time"}
     with pytest.raises(ConfigError, match=r"a\.mp4 has no field 'labels': did you mean 'label'"):
         dataload.open(tmp_path, fields=["time", "labels"])
+    twice = dataload.open([tmp_path / "jump" / "a.mp4"] * 2)
+    assert np.array_equal(twice[1]["frame"], twice[5]["frame"])
     other = dataload.open(tmp_path / "jump" / "a.mp4")
     assert len({each.fingerprint() for each in (source, flat, other, dataload.open(tmp_path))}) == 2
 

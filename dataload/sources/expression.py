@@ -79,7 +79,8 @@ class Expression:
         """Return the condition that the value is one of `values`."""
         if isinstance(values, (str, bytes)):
             raise TypeError(f"isin takes a list of values, got the text {values!r}")
-        return Expression("in", (self, tuple(map(_constant, values))))
+        ordered = sorted(values, key=repr) if isinstance(values, (set, frozenset)) else values  # as in every process
+        return Expression("in", (self, tuple(map(_constant, ordered))))
 
     def is_null(self) -> Expression:
         """Return the condition that the value is null."""

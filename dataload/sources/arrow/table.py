@@ -208,7 +208,7 @@ class TableReader(ShardReader[Record]):
         return arrow.stacked(self._columns(indices, fields))
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
-        names = tuple(self.fields if self._bases else self._numbers) if fields is None else fields
+        names = tuple(self._fields if self._bases else self._numbers) if fields is None else fields
         if fields is not None:
             require_known(names, self._numbers | self._bases, self._path)
         with self._errors():

@@ -205,6 +205,7 @@ def test_groups_without_a_match_are_not_read(tmp_path, monkeypatch):
         ("not name in ['a', 'b'] or is_null(y)", "~(field('name') in ('a', 'b')) | field('y').is_null()"),
         ("field('a b') != -1 and flag", "(field('a b') != -1) & field('flag')"),
         ("name not in ('a',)", "~(field('name') in ('a',))"),
+        ("x in {'c', 'a', 'd', 'b'}", "field('x') in ('a', 'b', 'c', 'd')"),
     ],
 )
 def test_conditions_as_text(text, expected):

@@ -285,7 +285,14 @@ class BatchSampler(OverSampler):
         return [BatchPlan(step, part) for step, part in zip(steps, parts, strict=True)]
 
     def _indices(self, positions: Int64Array, epoch: int) -> Int64Array:
-        return self.sampler.indices(positions.ravel(), epoch=epoch).reshape(positions.shape)
+        found: Any = self.sampler.indices(positions.ravel(), epoch=epoch)
+        indices = np.asarray(found)
+        if indices.size != positions.size or (indices.size and indices.dtype.kind not in "iu"):
+            message = (
+                f"{type(self.sampler).__name__}.indices must return an integer for each of {positions.size} positions"
+            )
+            raise ConfigError(f"{message}, got {found!r:.80}", key="sampler")
+        return indices.reshape(positions.shape)
 
 
 _BLOCK = 1 << 18

@@ -105,6 +105,17 @@ def streams(mode):
 
 
 @pytest.mark.parametrize(
+    ("returned", "got"),
+    [(np.zeros(5), r"array\(\["), ([1], r"\[1\]"), (None, "None"), ("ab", "'ab'"), (iter([1]), "<list_")],
+)
+def test_a_sampler_that_does_not_return_an_index_for_each_position(returned, got):
+    sampler = type("Own", (), {"__len__": lambda _: 5, "indices": lambda *_, epoch: returned})()
+    message = f"Own.indices must return an integer for each of 5 positions, got {got}"
+    with pytest.raises(ConfigError, match=message):
+        BatchSampler(sampler=sampler, batch_size=5).plans(range(1), epoch=0)
+
+
+@pytest.mark.parametrize(
     "planner",
     [*PLANNERS, streams("split"), streams("shuffled"), RowMixture(parts=(streams("pack"), streams("shuffled")))],
 )

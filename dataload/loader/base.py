@@ -4,7 +4,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -283,7 +283,8 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         """Stop the workers after their current work, and close streams. May be called twice."""
         self._closed = True
         self._now = None
-        self._stop_delivery()
+        with suppress(ValueError):  # another thread waits for a batch, which ends with the workers
+            self._stop_delivery()
         self._release()
 
     def __reduce__(self) -> Any:

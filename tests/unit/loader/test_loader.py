@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -265,6 +266,24 @@ def test_a_closed_loader_says_so(workers):
     next(iterator)
     whole.close()
     assert next(iterator, "all was given") == "all was given"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_thread_closes_a_loader_that_waits(workers):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def transform(sample):
+        return begun.set() or (go_on.wait(10) and sample)
+
+    loader = Loader(RangeSource(10), batch_size=2, num_workers=workers, transform=transform)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(list, loader)
+        begun.wait(10)
+        threading.Timer(0.1, go_on.set).start()
+        loader.close()
+        with pytest.raises((ClosedSourceError, RuntimeError), match=r"the loader (is|was) closed"):
+            waiting.result()
+    assert not loader_threads()
 
 
 @ORDER

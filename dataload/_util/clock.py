@@ -14,11 +14,15 @@ _CURRENT: ContextVar["DecodeClock | None"] = ContextVar("dataload.decode_clock",
 
 
 class DecodeClock:
-    """Adds up the seconds that the current thread spends decoding or waiting for downloads, within ``with clock:``."""
+    """Adds up the seconds that the current thread spends decoding or waiting for downloads, within ``with clock:``.
 
-    __slots__ = ("_token", "phases", "seconds", "waited")
+    There, the thread reads for `reader`, see `current_reader`.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_token", "phases", "reader", "seconds", "waited")
+
+    def __init__(self, reader: int = 0) -> None:
+        self.reader: int = reader
         self.seconds: float = 0.0  # of decoding
         self.waited: float = 0.0  # seconds
         self.phases: int = 0  # those in progress
@@ -41,6 +45,12 @@ class DecodeClock:
         if self._token is not None:
             _CURRENT.reset(self._token)
             self._token = None
+
+
+def current_reader() -> int:
+    """Return the number of the loader for which this thread reads; 0 if it is not known."""
+    clock = _CURRENT.get()
+    return 0 if clock is None else clock.reader
 
 
 class _Phase:

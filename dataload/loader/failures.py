@@ -57,14 +57,14 @@ class StepTrace:
 
     __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
 
-    def __init__(self, status: WorkerStatus | None = None) -> None:
+    def __init__(self, status: WorkerStatus | None = None, reader: int = 0) -> None:
         self.status: WorkerStatus = WorkerStatus() if status is None else status
         self.stage: str = ""  # the one in progress; "" between stages
         self.transform: str = ""  # the one that failed, if any
         self.index: int | None = None  # the record that the stage works on, if it is a single one
         self.spans: list[StageSpan] = []
         self.bad: list[BadRecord] = []
-        self.clock: DecodeClock = DecodeClock()
+        self.clock: DecodeClock = DecodeClock(reader)
         self._begun = 0.0
 
     def enter(self, stage: str, index: int | None = None) -> None:

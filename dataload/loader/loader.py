@@ -198,12 +198,12 @@ class Loader(WeightChanges[BatchT]):
 
     def _begin(self, plan: BatchPlanner, work: StepWork, workers: WorkerSettings, epochs: int | None) -> None:
         """Start the workers, at the first step of epoch 0."""
-        source, fields, transform = work.fetch.source, work.fetch.fields, work.fetch.transform
+        source, transform = work.fetch.source, work.fetch.transform
         self._source, self._planner, self._work, self._seed = source, plan, work, work.fetch.seed
         self._plans, self._sizer = EpochPlanners(plan), TaskSizer()
         self._executor, self._prefetch = workers.start(work), workers.prefetch
         self._scaling = workers.scaling(self._executor)
-        self._ahead = Prefetch(None if workers.workplace == "ray" else source, fields, here=workers.here)
+        self._ahead = Prefetch(None if workers.workplace == "ray" else source, work.fetch, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
         releasing = ExitStack()
         releasing.callback(self._executor.close)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from dataload._util.clock import DecodeClock
 from dataload.errors import WorkerError
 from dataload.executors.base import Executor, Result, SerialExecutor, WorkerLostError
 from dataload.loader.failures import is_for_consumer, step_error
-from dataload.loader.fetch import batch_of
+from dataload.loader.fetch import BatchLoader, batch_of
 from dataload.loader.rescue import shorten
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepRange, StepResult, StepsResult
@@ -29,17 +30,20 @@ class Prefetch:
 
     # It does not refer to the loader, whose end stops it.
 
-    def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:
+    def __init__(self, source: Any, fetch: BatchLoader, *, here: bool) -> None:
         self._source = source if isinstance(source, ReadsAhead) else None
-        self._fields = fields
+        self._fields = fetch.fields
         self._here = here
+        self._number = id(fetch)  # see `current_reader`
         self.reader: AheadReader | None = None
 
     def start(self, planners: EpochPlanners, start: Cursor, epochs: int | None) -> None:
         """Fetch what the steps from `start` read, up to epoch `epochs` or for ever."""
         self.stop()
         if self._source is not None:
-            self.reader = self._source.read_ahead(steps_ahead(planners, start, epochs), self._fields, here=self._here)
+            steps = steps_ahead(planners, start, epochs)
+            with DecodeClock(self._number):
+                self.reader = self._source.read_ahead(steps, self._fields, here=self._here)
 
     def stop(self) -> None:
         """Stop fetching. May be called twice."""

@@ -127,7 +127,7 @@ class StepWork:
                 seed_global_generators(self.fetch.seed, job.epoch, step)
             # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
             # other and the source alive until the garbage collector runs.
-            loaded.append(self._load(job, step, StepTrace(status)))
+            loaded.append(self._load(job, step, StepTrace(status, id(self.fetch))))
             if loaded[-1].error is not None:
                 break
         if getpid() != self._pid:
@@ -176,7 +176,7 @@ class StepWork:
 
     def _load_together(self, job: StepRange, status: WorkerStatus) -> list[StepResult]:
         """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
-        trace, worker = StepTrace(status), worker_name()
+        trace, worker = StepTrace(status, id(self.fetch)), worker_name()
         try:
             plans = self.plans_of(job)
             status.at(job.epoch, job.start)

@@ -9,14 +9,15 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 
 from dataload._util.caches import PerProcess
-from dataload._util.clock import downloading
+from dataload._util.clock import current_reader, downloading
 from dataload.storage.errors import write_errors
 from dataload.storage.local.atomic import AtomicFile, exists_error
 from dataload.storage.local.record_files import FileIdentity, Handle, MappedFile, Mapping, ReopenedFile, UnmappedFile
@@ -45,19 +46,25 @@ class RemoteFile(MergedReads):
 
     def _load(self, offsets: Int64Array, lengths: Int64Array | int) -> tuple[BytesArray, Int64Array]:
         data, positions = super()._load(offsets, lengths)
-        if self._remote.ranges.get("ahead") is None:
+        if not self._ahead:
             wanted = lengths * len(offsets) if isinstance(lengths, int) else int(lengths.sum())
             self._remote.traffic.add(wasted_bytes=max(0, len(data) - wanted))
         return data, positions
 
+    @property
+    def _ahead(self) -> Sequence[Any]:
+        """The range prefetchers of the loader for which this thread reads; all if it is not known."""
+        known, reader = self._remote.ranges, current_reader()
+        return known.get(reader, ()) if reader else [*chain.from_iterable([*known.values()])]
+
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        ahead = self._remote.ranges.get("ahead")
-        if ahead is None or is_reading_tables():
+        ahead = self._ahead
+        if not ahead or is_reading_tables():
             fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
             return
         ends = np.cumsum(runs.stops - runs.starts)
         with downloading():
-            missing = ahead.fill(self.path, buffer, runs.starts, runs.stops)
+            missing = ahead[0].fill(self.path, buffer, runs.starts, runs.stops, ahead[1:])
         for run in missing.tolist():
             start, stop, end = int(runs.starts[run]), int(runs.stops[run]), int(ends[run])
             fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])

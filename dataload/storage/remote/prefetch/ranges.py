@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from dataload._util.clock import current_reader
 from dataload._util.threads import LONGEST_SLEEP
 from dataload.errors import DataloadError, StoreError
 from dataload.storage.record_file import Runs, merge_ranges
@@ -152,7 +153,8 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         self._window = 0  # bytes
         self._held: dict[str, deque[_Fetched]] = {}
         self._bytes = 0  # in `_held`
-        remote.ranges["ahead"] = self
+        self._reader = current_reader()
+        remote.ranges.setdefault(self._reader, []).append(self)
         self._start("range", ("ranges", self._run, 1))
 
     def received(self) -> None:
@@ -161,25 +163,41 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
             self._planner.notify()
 
     def _release(self) -> None:
-        if self._remote.ranges.get("ahead") is self:
-            del self._remote.ranges["ahead"]
+        others = [each for each in self._remote.ranges.pop(self._reader, ()) if each is not self]
+        if others:
+            self._remote.ranges[self._reader] = others
         self._held.clear()
 
-    def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
-        """Copy runs of a file into `buffer`, waiting for requested ones; return (n,) int64, the runs not requested."""
+    def fill(
+        self,
+        url: str,
+        buffer: BytesArray,
+        starts: Int64Array,
+        stops: Int64Array,
+        others: Sequence[RangePrefetcher] = (),
+    ) -> Int64Array:
+        """Copy runs of a file into `buffer`, waiting for those that this one or `others` have requested.
+
+        Returns (n,) int64, the runs not requested.
+        """
         ends = np.cumsum(stops - starts)
         targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
         missing = np.arange(len(starts))
         failed: list[Int64Array] = []
-        seen = -1
-        while len(missing) and (seen := self._plan_beyond(seen)) is not None:
-            with self._lock:
-                held = [fetched for fetched in self._held.get(url, ()) if len(fetched.starts)]
+        seen = dict[RangePrefetcher, int].fromkeys((self, *others), -1)  # steps that each had planned
+        while len(missing) and seen:
+            ahead = min(seen, key=seen.__getitem__)  # those of one loader plan the same steps
+            planned = ahead._plan_beyond(seen.pop(ahead))
+            if planned is None:
+                continue
+            seen[ahead] = planned
+            with ahead._lock:
+                held = [fetched for fetched in ahead._held.get(url, ()) if len(fetched.starts)]
             for fetched in held:
                 runs = np.searchsorted(fetched.starts, starts[missing], side="right") - 1
                 inside = (runs >= 0) & (stops[missing] <= fetched.stops[runs])
                 found, runs = missing[inside], runs[inside]
-                if len(found) and self._wait(fetched, runs):
+                if len(found) and ahead._wait(fetched, runs):
                     fetched.copy(runs, starts[found], stops[found], [targets[row] for row in found.tolist()])
                 else:
                     failed.append(found)

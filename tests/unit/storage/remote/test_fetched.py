@@ -3,11 +3,12 @@
 import itertools
 import threading
 import time
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 
 import numpy as np
 import pytest
 
+from dataload._util.clock import DecodeClock
 from dataload.errors import StoreError
 from dataload.storage import Remote
 from dataload.storage.remote.client import ObjectClient
@@ -49,6 +50,24 @@ def read(prefetcher, url, *ranges):
         if row not in missing:
             assert np.array_equal(buffer[ends[row] - length : ends[row]], CONTENT[start : start + length])
     return missing
+
+
+def test_loaders_of_one_source_read_what_was_fetched_for_them(stored):
+    url, version, remote = stored
+    file, starts = RemoteFile(url, version, remote), {9: 1, 1000: 2, 2000: 1}
+    with ExitStack() as ahead:
+        for start, loader in starts.items():
+            with DecodeClock(loader):
+                steps = iter([step(url, (start, 7))])
+                ahead.enter_context(closing(RangePrefetcher({url: version}, steps, remote)))
+        for start, loader in [*starts.items(), *((start, 0) for start in starts)]:  # 0: for an unknown one
+            with DecodeClock(loader):
+                assert file.read(start, 7) == CONTENT[start : start + 7].tobytes()
+        assert remote.traffic.total().requests == 3
+        with DecodeClock(3):
+            assert len(file.read(9, 7)) == 7
+    assert remote.traffic.total().requests == 4
+    assert not remote.ranges
 
 
 def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):

@@ -14,6 +14,7 @@ from weakref import ref
 
 import numpy as np
 
+from dataload._util.clock import current_reader
 from dataload._util.indexing import split_by_shard
 from dataload.sources.shards import OpenShards
 from dataload.storage import Remote, is_url
@@ -133,7 +134,8 @@ def read_ahead(
                 block, opened, wanted, _numbers(files, urls), sizes, fields, int(share / sharers * storage.budget())
             )
         _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
-        mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
+        # For its readers in worker processes, and in this one, where other loaders may read the source.
+        mode = remote.boards["mode"] = remote.modes[current_reader()] = choice.mode
     kept = urls if mode == "shards" else [file for file in urls if whole[file]]
     if kept:
         storage.check_sizes(kept)

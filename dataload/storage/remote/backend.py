@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.clock import downloading
+from dataload._util.clock import current_reader, downloading
 from dataload._util.threads import DaemonThreads, Wait
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError, StoreError
 from dataload.storage.core import can_map
@@ -256,8 +256,8 @@ class RemoteStorage:
         return self._remote.listings[url]
 
     def _uses_shards(self, *, whole: bool) -> bool:
-        options = self._remote.options
-        mode = self._remote.boards.get("mode", "auto") if options.mode == "auto" else options.mode
+        options, known = self._remote.options, self._remote.boards.get("mode", "auto")
+        mode = self._remote.modes.get(current_reader(), known) if options.mode == "auto" else options.mode
         return whole or mode == "shards" or (mode == "auto" and options.cache is not None)
 
     def _never_uses_shards(self, *, whole: bool, path: str) -> bool:

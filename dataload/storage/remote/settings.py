@@ -264,10 +264,10 @@ class Remote:
     """A source's settings and knowledge of data at URLs, which are sent to other processes with the source.
 
     `versions` by URL, None for a missing object, are fixed at the first look: a later change is an error. `boards`
-    tells readers the plan for shards (``"board"``) and what mode ``"auto"`` stands for (``"mode"``). `ranges` has the
-    range prefetchers of this process, by their loader. `commits` has the commit that a revision at the Hugging Face Hub
-    stands for, by the URL of the data set: it is asked for once. `opening` has the shards of a data set being opened,
-    if their format or lengths are unknown. `clients`, by store, end with this object or by `release`.
+    tells readers the plan for shards (``"board"``) and what mode ``"auto"`` stands for (``"mode"``); in this process,
+    `modes` says so, and `ranges` has the range prefetchers, by loader. `commits` has the commit that a revision at the
+    Hugging Face Hub stands for, by the URL of the data set: it is asked for once. `opening` has the shards of a data
+    set being opened, if their format or lengths are unknown. `clients`, by store, end with this object or by `release`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -278,6 +278,7 @@ class Remote:
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     commits: dict[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
+    modes: dict[int, str] = field(default_factory=dict[int, str], compare=False, repr=False)
     ranges: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]], compare=False, repr=False)
     opening: list[str] = field(default_factory=list[str], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)

@@ -90,6 +90,23 @@ def test_workers_open_the_shards_that_they_read(stored, tmp_path):
         assert traffics_of(copy)[0].total().requests < SHARDS
 
 
+def test_each_loader_of_a_source_reads_as_was_chosen_for_it(tmp_path):
+    """One reads whole shards; that another reads a few records by range does not change it."""
+    url = f"memory://ahead-{next(NUMBERS)}"
+    with dataload.create(f"{url}/a.syr", shards=8) as writer:
+        writer.extend({"x": np.full(300_000, i % 9, np.uint8), "i": i} for i in range(80))
+    with dataload.open(f"{url}/", remote={"cache": tmp_path}) as source:
+        (traffic,) = traffics_of(source)
+        few = dataload.Loader(source[[3, 60]], batch_size=1, epochs=1)
+        with dataload.Loader(source, batch_size=2, epochs=1) as loader, few:
+            steps = iter(loader)
+            found = [next(steps) for _ in range(20)]
+            assert len([*few]) == 2
+            found += steps
+    assert sorted(i for batch in found for i in batch["i"].ravel().tolist()) == list(range(80))
+    assert traffic.total().nbytes < 80 * 350_000
+
+
 @pytest.mark.slow_suite
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)

@@ -155,16 +155,23 @@ class UserLoader(Loader[BatchT]):
             Start(number, cursor.epoch, cursor.step, parts.get(number)) for number in range(max(1, reading.num_workers))
         ]
         if reading.keeps_state or (reading.num_workers and not self._executor.processes()):
-            results = [self._executor.submit(cast("Any", start)) for start in starts]
-            if len(self._executor.processes()) < reading.num_workers and reading.stream:
-                raise ConfigError("some workers of an IterableDataset could not be started", key="num_workers")
-            for result in results if reading.keeps_state else ():
-                started = result.result().loaded[0]
-                if started.error is not None:
-                    self._executor.restart()
-                    raise as_original(started.error)
-                self._take(started)
+            try:
+                self._submit(starts, reading)
+            except WorkerLostError as lost:
+                self._executor.restart()
+                raise self._lost(lost) from None
         self._snapshot = cursor, dict(self._parts)
+
+    def _submit(self, starts: list[Start], reading: Reading) -> None:
+        results = [self._executor.submit(cast("Any", start)) for start in starts]
+        if len(self._executor.processes()) < reading.num_workers and reading.stream:
+            raise ConfigError("some workers of an IterableDataset could not be started", key="num_workers")
+        for result in results if reading.keeps_state else ():
+            started = result.result().loaded[0]
+            if started.error is not None:
+                self._executor.restart()
+                raise as_original(started.error)
+            self._take(started)
 
     def _deliver(self) -> StepDelivery | Generator[StepResult]:
         self._taken.clear()

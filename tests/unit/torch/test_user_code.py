@@ -329,14 +329,20 @@ def hang(_):
         signal.pause()  # returns after the signal that asks for the stack
 
 
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (lambda _: os.kill(os.getpid(), signal.SIGKILL), {}, r"DataLoader worker \(pid \d+\) is killed by signal: "),
+        (die, {}, r"DataLoader worker \(pid \d+\) is killed by signal: "),
         (hang, {"timeout": 1}, "DataLoader timed out after 1 seconds"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:no batch for:RuntimeWarning")
-def test_a_lost_worker_is_reported_in_torchs_words_too(make, settings, message):
+@pytest.mark.parametrize("begins", [False, True], ids=["reads", "begins"])
+def test_a_lost_worker_is_reported_in_torchs_words_too(make, settings, message, begins):
+    data_set = type("Stream", (data.IterableDataset,), {"__iter__": make})() if begins else Made(make)
     with pytest.raises(WorkerError, match=message):
-        list(DataLoader(Made(make), num_workers=1, multiprocessing_context="fork", **settings))
+        list(DataLoader(data_set, num_workers=1, multiprocessing_context="fork", **settings))

@@ -110,6 +110,11 @@ class TableWriter(Writer):
         pa, first = self._pa, values[0] if values else None
         known = None if self._schema is None else self._schema.field(name).type
         if not isinstance(first, (np.ndarray, np.generic)):
+            found = pa.array(values)
+            if known is None or found.type == known:
+                return found
+            if _loses(pa.types, found.type, known):
+                raise TypeError(f"it is {found.type} here, and {known} in the first row group: give records one type")
             return pa.array(values, known)
         if not first.ndim:
             return pa.array(np.array(values), known)
@@ -180,6 +185,18 @@ def _kind(value: Any, name: str) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "bytes"
     return "list" if isinstance(value, Sequence) and not isinstance(value, str) else type(value).__name__
+
+
+def _loses(types: Any, given: Any, kind: Any) -> bool:
+    """Return whether pyarrow would cut values of a `given` type to another one in silence: fractions, fields, times."""
+    if types.is_list(given) and types.is_list(kind):
+        return _loses(types, given.value_type, kind.value_type)
+    if types.is_struct(given) and types.is_struct(kind):
+        inner = [(each.type, kind.get_field_index(each.name)) for each in given]
+        return any(number < 0 or _loses(types, own, kind.field(number).type) for own, number in inner)
+    if types.is_floating(given):
+        return not types.is_floating(kind) or kind.bit_width < given.bit_width
+    return types.is_timestamp(given) and types.is_date(kind)
 
 
 def _plain(value: Any) -> Any:

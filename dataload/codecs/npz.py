@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -313,7 +313,14 @@ def _member(field: str, value: Any) -> tuple[bytes, bytes]:
     if isinstance(value, str):
         return f"{field}.txt".encode(), value.encode()
     array = plain_array(value)
+    if array.dtype.kind in "SU" and isinstance(value, (list, tuple)) and array.tolist() != _plain_list(value):
+        message = "numpy makes text of numbers among text, and cuts zeros off the ends of text and bytes"
+        raise ConfigError(f"{type(value).__name__} is not an array: {message}; store its parts in separate fields")
     return f"{field}.npy".encode(), _build_header(array.dtype.str, array.shape) + array.tobytes()
+
+
+def _plain_list(value: Any) -> Any:
+    return [*map(_plain_list, cast("list[Any]", value))] if isinstance(value, (list, tuple)) else value
 
 
 @functools.lru_cache(256)

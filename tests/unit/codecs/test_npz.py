@@ -113,6 +113,8 @@ def test_equal_records_give_equal_bytes():
         ("x", object(), "field 'x': an array of object would have to be pickled"),
         ("x", [[1], [2, 3]], "field 'x': list is not an array: setting an array element with a sequence"),
         ("x", np.zeros(2, "f4,i4"), "field 'x': an array of .* is not supported"),
+        ("x", [b"a\0"], "field 'x': list is not an array: numpy makes text of numbers among text, and cuts zeros off"),
+        ("x", ([1, "a"],), "field 'x': tuple is not an array: numpy makes text of numbers"),
         ("x", None, "field 'x': an array of object would have to be pickled"),
         ("a\0b", 1, "field '.*: a name in a zip archive must have no NUL and at most 16000 characters$"),
         ("x" * 16_001, 1, "field '.*: a name in a zip archive must have no NUL and at most 16000 characters$"),

@@ -100,10 +100,13 @@ class TableWriter(Writer):
             except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as error:
                 raise ConfigError(f"field {name!r} cannot be stored in a table: {error}", key=name) from error
         table = pa.table(columns)
-        if self._file is None:
-            self._schema = table.schema
-            self._file = self._open(table.schema)
-        self._file.write_table(table)
+        try:
+            if self._file is None:
+                self._schema = table.schema
+                self._file = self._open(table.schema)
+            self._file.write_table(table)
+        except pa.ArrowNotImplementedError as error:  # such as a struct without fields in Parquet
+            raise ConfigError(f"{self.path} cannot store this table: {error}") from error
         self._records, self._bytes = [], 0
 
     def _column(self, name: str, values: list[Any]) -> Any:

@@ -154,11 +154,17 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
         if elements is None and name is None:
             raise ConfigError("pass elements, or the name of existing shared memory", key="elements")
-        for number, element in enumerate(() if elements is None else elements):
+        given = () if elements is None else elements
+        for number, element in enumerate(given):
             if isinstance(element, (str, bytes)) and element[-1:] in ("\0", b"\0"):  # Python's list would strip it
                 message = f"element {number} ends in a zero byte, which is lost in shared memory: {element[-20:]!r}"
                 raise ConfigError(message, key="elements", value=element)
-        super().__init__(elements, name=name)
+        # Python's list has as many bytes as a text has characters, and cuts it there without an error.
+        texts = {number: text for number, text in enumerate(given) if isinstance(text, str) and not text.isascii()}
+        room = [" " * len(texts[n].encode()) if n in texts else element for n, element in enumerate(given)]
+        super().__init__(None if elements is None else room, name=name)
+        for number, text in texts.items():
+            self[number] = text
 
     def close(self) -> None:
         """Detach this process from the memory. The source must not be read again."""

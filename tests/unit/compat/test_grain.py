@@ -158,6 +158,7 @@ def test_all_sources_of_the_original_are_here_with_its_arguments(original):
 
 
 VALUES = [1, 2.5, "text", b"bytes", None, True, -(1 << 40)]
+FOREIGN = ["ü" * 7, "日本語", "é", "a"]
 
 
 @pytest.mark.parametrize("name", ["SharedMemoryDataSource", "InMemoryDataSource"])
@@ -174,10 +175,11 @@ def test_memory_is_shared_with_the_original(original, name):
         source.close()
     theirs.close()
     theirs.unlink()
-    empty = SharedMemoryDataSource([])
-    assert len(empty) == 0
-    empty.close()
-    empty.unlink()
+    for values in ([], FOREIGN):  # the original cuts the texts
+        ours = SharedMemoryDataSource(values)
+        assert [*ours] == values
+        ours.close()
+        ours.unlink()
 
 
 def test_it_is_read_again_after_a_with_block_and_pickles(files):

@@ -281,7 +281,8 @@ class _Copy:
     def __init__(self) -> None:
         self._copied = 0
         self._repeated = 0
-        self._found: dict[int, tuple[Any, int]] = {}  # by id of a table or list: its copy, and its number of values
+        # By id of a table or list: its copy, its number of values, and itself, so that no other one gets its id.
+        self._found: dict[int, tuple[Any, int, Any]] = {}
 
     def value(self, value: Any, origin: str, level: int) -> Any:
         if isinstance(value, (Mapping, list, tuple)):
@@ -300,7 +301,7 @@ class _Copy:
         if level > _MOST_LEVELS:
             message = f"{origin}: tables and lists are nested more than {_MOST_LEVELS} deep, or contain themselves"
             raise ConfigError(message)
-        copy, size = self._found.get(id(value), (None, 0))
+        copy, size, _ = self._found.get(id(value), (None, 0, None))
         if size:
             self._copied += size
             self._repeated += size
@@ -320,7 +321,7 @@ class _Copy:
             copy = {key: self.value(item, f"{origin}: {key}", level + 1) for key, item in table.items()}
         else:
             copy = [self.value(item, origin, level + 1) for item in value]
-        self._found[id(value)] = copy, self._copied - before
+        self._found[id(value)] = copy, self._copied - before, value
         return copy
 
 

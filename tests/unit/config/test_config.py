@@ -1,5 +1,6 @@
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,28 @@ def test_toml_yaml_json_and_a_dict_mean_the_same(tmp_path):
         assert read_config(tmp_path / name) == expected, name
         marked = write(tmp_path, f"marked-{name}", "\ufeff" + (tmp_path / name).read_text())  # as Windows saves text
         assert read_config(marked) == expected, name
+
+
+class Views(Mapping):
+    """A mapping whose tables are objects made on request, as those of libraries for settings."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def __getitem__(self, key):
+        value = self._table[key]
+        return Views(value) if isinstance(value, dict) else value
+
+    def __iter__(self):
+        return iter(self._table)
+
+    def __len__(self):
+        return len(self._table)
+
+
+def test_tables_may_be_made_on_request():
+    table = {**OK, "sampler": {"kind": "lanes", "lanes": 2}, "remote": {"mode": "ranges"}}
+    assert read_config(Views(table)) == read_config(table)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ class _Group(TyperGroup):
         except SystemExit as end:
             # With a closed pipe (`dataload inspect x | head`), typer and rich exit with 1.
             code = BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code
+            if isinstance(code, str):  # a message of a user's module or function, with which Python would end
+                print_error(code)
+                code = BAD_DATA
         except KeyboardInterrupt as interrupt:  # of the imports
             print_interrupted(interrupt)
             code = INTERRUPTED
@@ -186,6 +189,10 @@ def _report(error: Exception, *, debug: bool) -> int:
     """Print an error and return the exit code."""
     if debug:
         traceback.print_exception(error)
+    if isinstance(error, typer.Abort):
+        is_interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        print_error("interrupted" if is_interrupted else "the question has no answer: answer it by an option")
+        return INTERRUPTED if is_interrupted else BAD_DATA
     render = getattr(error, "format_message", None)
     if callable(render):  # a usage error of typer: an unknown option, a missing argument
         context = getattr(error, "ctx", None)

@@ -94,6 +94,9 @@ def test_debug_shows_the_traceback(arguments):
         (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: x: No such file or directory\n"),
         (ZeroDivisionError("by 0"), 1, "error: unexpected ZeroDivisionError: by 0; use --debug for the traceback\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (SystemExit("needs a GPU"), 1, "error: needs a GPU\n"),
+        (SystemExit(3), 3, ""),
+        (typer.Abort(), 1, "error: the question has no answer: answer it by an option\n"),
     ],
 )
 def test_errors_of_others_and_warnings_are_a_line(monkeypatch, error, code, text):

@@ -44,6 +44,7 @@ class Cluster:
     ranks_per_node: int  # rank r is on node r // ranks_per_node
     records_per_row: float = 1  # records of a node that each row stands for
     nodes_per_node: int = 1  # nodes that each node stands for
+    records: int = 0  # in the shards, if the job reads only some of them
 
     @property
     def nodes(self) -> int:
@@ -52,7 +53,7 @@ class Cluster:
     @property
     def record_bytes(self) -> float:
         """Mean bytes of a record."""
-        return float(self.sizes.sum()) / max(1, int(self.ends[-1]))
+        return float(self.sizes.sum()) / max(1, self.records or int(self.ends[-1]))
 
     def ranks(self, nodes: Iterable[int]) -> list[int]:
         return [node * self.ranks_per_node + rank for node in nodes for rank in range(self.ranks_per_node)]

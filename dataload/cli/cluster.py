@@ -17,7 +17,7 @@ from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
-from dataload.sources.base import Source
+from dataload.sources.base import Source, SubsetSource
 from dataload.sources.file_source import FileSource
 from dataload.sources.memory import RangeSource
 from dataload.sources.registry import get_format
@@ -85,10 +85,12 @@ def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None,
         raise ConfigError("sampler.kind is 'iterators': streams have no order to plan by", key="sampler.kind")
     with loader, closing(cast("Any", loader.source)) as source:
         lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
+        sizes, records = shards_of(source, parse_bytes("--record-bytes", record_bytes or 1))
         return Cluster(
             planner=loader.batch_sampler,
             ends=np.cumsum(lengths, dtype=np.int64),
-            sizes=sizes_of(source, parse_bytes("--record-bytes", record_bytes or 1)),
+            sizes=sizes,
+            records=int(records.sum()),
             ranks_per_node=gpus,
         )
 
@@ -120,14 +122,20 @@ def _counted(records: int | None, shards: int | None, record_bytes: str | None) 
     return _Counted(records, shards)
 
 
-def sizes_of(source: Any, record_bytes: int) -> Int64Array:
-    """Return the bytes of each shard, (shards,) int64; for data without files, by an assumed size per record."""
+def shards_of(source: Any, record_bytes: int) -> Int64Array:
+    """Return bytes and records of each shard, (2, shards) int64; without files, by an assumed size per record."""
     if isinstance(source, ConcatSource):
-        return np.concatenate([sizes_of(part, record_bytes) for part in source.sources])
+        return np.concatenate([shards_of(part, record_bytes) for part in source.sources], axis=1)
+    lengths = np.array(source.shard_lengths if isinstance(source, Sharded) else (len(source),))
     if isinstance(source, FileSource):
         entry = get_format(source.format_name)
-        return np.array([storage_of(path, source.remote).size(entry.file(path)) for path in source.paths])
-    return np.array(source.shard_lengths if isinstance(source, Sharded) else (len(source),)) * record_bytes
+        sizes = [storage_of(path, source.remote).size(entry.file(path)) for path in source.paths]
+        return np.array([sizes, lengths])
+    if isinstance(source, SubsetSource):  # whole shards are downloaded, if they have records of it
+        ends = np.cumsum(source.parent.shard_lengths)
+        found = shards_of(source.parent, record_bytes)[:, np.unique(np.searchsorted(ends, source.indices, "right"))]
+        return found if found.shape[1] == len(lengths) else found.sum(axis=1, keepdims=True)
+    return np.array([lengths * record_bytes, lengths])
 
 
 def _check_cache(job: Cluster, budget: int | None) -> None:

@@ -174,12 +174,20 @@ def test_options_of_the_simulation_have_no_effect(tmp_path):
 
 
 def test_the_command_with_data_that_have_a_manifest(tmp_path):
-    records = [{"x": np.full(500, row)} for row in range(64)]
+    records = [{"x": np.full(500, row), "i": row} for row in range(64)]
     convert(dataload.MemorySource(records), tmp_path / "part-{shard}.syr", shards=8)
     result = plan(tmp_path, "--nodes", 4, "--gpus", 2, path=tmp_path)
     assert result.exit_code == 0, result.output
     total = sum(path.stat().st_size for path in tmp_path.glob("*.syr"))
     assert f"8 shards of {total / 1000:.1f} kB" in result.stdout
+    selected = '{condition="i >= 40 and i < 56"}'
+    some = "--gpus", 1, "--set", "sampler=null", "--set", "remote.mode=ranges", "--json"
+    whole, part = (
+        json.loads(plan(tmp_path, *some, *more, path=tmp_path).stdout)
+        for more in ((), ("--set", f"source.select={selected}"))
+    )
+    assert (part["shards"], 4 * part["data_bytes"]) == (2, total)
+    assert 4 * part["node_bytes"][0] == whole["node_bytes"][0]
 
 
 ITERATORS = 'sampler={kind="iterators", make_stream="os:listdir", sequences=["a", "b"]}'

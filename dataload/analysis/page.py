@@ -334,7 +334,7 @@ def _labels_of(columns: Mapping[str, Any], name: str) -> tuple[Array | None, Arr
 
 def _drawn_with_tokens(columns: Mapping[str, Any]) -> set[str]:
     """Return the labels and masks that the colours of tokens show."""
-    ids = [name for name in columns if name.endswith(_IDS)]
+    ids = [name for name in map(str, columns) if name.endswith(_IDS)]
     beside = [(name.removesuffix(_IDS), _labels_of(columns, name)) for name in ids]
     return {stem + _BESIDE[at] for stem, found in beside for at, column in enumerate(found) if column is not None}
 

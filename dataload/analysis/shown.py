@@ -289,7 +289,12 @@ def _stacked(values: list[Any]) -> Array | None:
 def _curves(column: Array) -> str:
     """Draw floats, (rows,) or (rows, a few), each element as a curve over the rows."""
     values = column.reshape(len(column), -1).astype(np.float64)
-    if column.dtype.kind != "f" or column.ndim > 2 or values.shape[1] > _CURVES or not np.isfinite(values).all():
+    if (
+        column.dtype.kind != "f"
+        or not 0 < values.shape[1] <= _CURVES
+        or column.ndim > 2
+        or not np.isfinite(values).all()
+    ):
         return ""
     low, high = float(values.min()), float(values.max())
     x = np.linspace(0, _WIDTH, len(values))

@@ -9,7 +9,7 @@ import dataload
 from dataload import ConfigError, Loader, Ragged, RangeSource
 from dataload.analysis.certify import Certificate, certify, check_certificate
 from dataload.analysis.page import Page
-from dataload.analysis.shown import show_batch
+from dataload.analysis.shown import show_batch, show_records
 from dataload.samplers import PackedBatchSampler, Sequential
 from dataload.streams import StreamSampler
 
@@ -25,6 +25,7 @@ BATCHES = {
     "lists of different lengths": {"x": [[1], [2, 3], [], [[4]]]},
     "names of the plan": {"segment_ids": list("abcd"), "stream_id": ROWS, "is_first": np.zeros((4, 0)), "offset": ROWS},
     "no rate": {"sound": np.zeros((4, 1600), np.float32), "sample_rate": np.full(4, np.inf)},
+    "keys that are not text": {0: ROWS, ("a", 1): ROWS},
     "a number": 3,
 }
 
@@ -41,6 +42,12 @@ def test_any_batch_is_shown_and_certified(name):
     assert "<h2" in Page("title", [], [shown]).to_html()
     certificate = certify([loader], 0, range(1), release="1")
     assert check_certificate(Certificate.from_json(certificate.to_json()), [loader_of(BATCHES[name])]) is None
+
+
+def test_records_with_times_may_have_arrays_without_elements():
+    source = dataload.MemorySource({"time": np.arange(4.0), "x": ROWS, "nothing": np.empty((4, 0))})
+    html = Page("title", [], [show_records(source, range(4), most=4)]).to_html()
+    assert html.count("<polyline") == 2
 
 
 def test_certificates_see_all_of_a_batch():

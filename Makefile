@@ -126,7 +126,7 @@ test-slow: $(INSTALLED) $(CORE)
 FLAKY := tests/integration tests/unit/executors tests/unit/loader tests/unit/storage tests/unit/streams tests/unit/torch
 flakes: $(INSTALLED) $(CORE)
 	$(INSTALL) 'pytest-randomly>=3.16'
-	for n in 1 2; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy' EXIT; \
+	for n in 1 2; do while :; do :; done & busy="$$busy $$!"; done; trap 'kill $$busy 2>&-' EXIT INT TERM; \
 	for round in $$(seq $(or $(ROUNDS),30)); do $(BIN)/python -m pytest -n 2 --dist loadfile \
 		-o addopts='--strict-markers --import-mode=importlib -m "not remote and not ray and not train and not slow_suite and not dashboard"' \
 		$(FLAKY) || exit 1; done
@@ -269,7 +269,7 @@ readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STRE
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 sanitize: $(INSTALLED)
 	$(BIN)/python build_core.py $(SANITIZERS)
-	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+	trap : INT; LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:allocator_may_return_null=1 DATALOAD_CORE=compiled \
 		$(BIN)/python -m pytest -p no:xdist $(SANITIZED); status=$$?; $(BIN)/python build_core.py; exit $$status
 
@@ -333,4 +333,4 @@ torn: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/torn.py --rounds $(or $(ROUNDS),440)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) $(LEROBOT) $(MINIMUM) $(PREVIOUS) $(TRL) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(STREAMING) $(LEROBOT) $(BLENDS) $(MINIMUM) $(PREVIOUS) $(TRL) bench.json dataload/storage/*.so data build dist site .pytest_cache .ruff_cache .hypothesis

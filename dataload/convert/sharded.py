@@ -134,6 +134,9 @@ class ShardedWriter(ClosedOrAborted):
     def _publish(self) -> None:
         if not self._lengths:
             self._writer(0)
+        if self._rule.shards is None and len(self._lengths) > 1 and not self._lengths[-1]:
+            self._open.pop(len(self._lengths) - 1).abort()  # its only record was refused
+            self._lengths.pop()
         count = self._rule.shards or len(self._lengths)
         with write_errors(self._target.path):
             for writer in self._open.values():

@@ -187,12 +187,13 @@ def test_what_exists_is_only_replaced_if_asked(tmp_path, name):
 
 def test_a_record_that_does_not_fit_changes_nothing(tmp_path):
     with dataload.create(tmp_path / "d.syr", records_per_shard=2) as writer:
-        for record in RECORDS[:5]:
+        for record in [*RECORDS[:6], None]:  # the last one would be in a shard of its own
             with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
                 writer.write(b"")
-            writer.write(record)
-        assert len(writer) == 5
-        assert repr(writer) == f"ShardedWriter('{tmp_path}/d.syr', 5 records, open)"
+            if record is not None:
+                writer.write(record)
+        assert len(writer) == 6
+        assert repr(writer) == f"ShardedWriter('{tmp_path}/d.syr', 6 records, open)"
     with dataload.open(tmp_path) as source:
-        assert [int(record["y"]) for record in source] == [*range(5)]
-        assert source.shard_lengths == (2, 2, 1)
+        assert [int(record["y"]) for record in source] == [*range(6)]
+        assert source.shard_lengths == (2, 2, 2)

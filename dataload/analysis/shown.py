@@ -245,7 +245,7 @@ def preview(value: Any, classes: Sequence[str] = ()) -> str:
             return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
         dtype, shape, found = _describe_array(array)
         return f"{dtype} {shape}{': ' if found else ''}{found}"
-    return printable(repr(value), _PREVIEW)
+    return printable(str(value) if isinstance(value, np.generic) else repr(value), _PREVIEW)
 
 
 _TIMES = {"time", "timestamp"}

@@ -99,6 +99,7 @@ def test_the_terminal_names_records_and_values(config):
     printed = show(config, "--step", 2, "--rows", 2)
     assert "epoch 0, step 2 of 5" in printed
     assert re.search(r"image +uint8 +\(4, 50, 400, 3\) +0 to 255", printed)
+    assert printed.count("  sample_rate: 8000\n") == 2
     for row in range(2):
         index = int(batch["image"][row, 0, 0, 2])
         assert re.search(rf"row {row}\n  index {index}: record {index} of .*data.syr, from byte [\d,]+\n", printed)

@@ -238,6 +238,10 @@ def test_the_record_that_failed_is_named(kind):
     assert (caught.value.step, caught.value.epoch, caught.value.indices) == (7, 2, (5, 1, 4, 3))
     assert "in __getitem__" in caught.value.traceback_text
     assert "StageError" not in caught.value.traceback_text
+    for count, shown in ((8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")):
+        with pytest.raises(WorkerError) as caught:
+            fetcher(kind([3]))(plan(range(count)), 0)
+        assert str(caught.value).splitlines()[-1] == f"  indices of the step: {shown}"
 
 
 def test_what_is_kept_of_a_bad_record():

@@ -139,6 +139,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, type(None), type(...), type(
 _LOCKS = frozenset({type(threading.Lock()), type(threading.RLock())})
 _CHANGING = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _DYNAMIC = (eval, exec, globals, __import__, importlib.import_module, sys.modules)  # run code that a digest cannot see
+_OUTSIDE = (os.environ, os.getenv, sys.argv)
 _PARTS: dict[Any, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
@@ -306,6 +307,8 @@ def _used(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
                         found |= [_of_module(each, instructions[at + 1 :])]
     if any(value is each for value in found.values() for each in _DYNAMIC):
         raise ValueError("it runs or imports code by name")
+    if any(value is each for value in found.values() for each in _OUTSIDE):
+        raise ValueError("it uses environment variables or the command line")
     return _in_order(found)
 
 
@@ -339,7 +342,7 @@ def _of_module(module: types.ModuleType, following: Sequence[_Instruction]) -> t
         if not isinstance(value, types.ModuleType) or operation not in _ATTRIBUTE or attribute == "__dict__":
             break
         found = getattr(value, attribute, _MISSING)
-        if _installed(value) and not any(found is each for each in _DYNAMIC):
+        if _installed(value) and not any(found is each for each in (*_DYNAMIC, *_OUTSIDE)):
             break
         value, name = found, f"{name}.{attribute}"
     return name, value

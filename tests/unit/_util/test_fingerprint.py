@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import subprocess
 import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from os import environ
 
 import functions
 import numpy as np
@@ -206,6 +208,10 @@ class Model:
         (lambda record: undefined(record), "it uses 'undefined', which has no value yet"),  # noqa: F821
         (lambda record: eval("record"), "it runs or imports code by name"),
         (lambda record: __import__("functions"), "it runs or imports code by name"),
+        (lambda record: os.environ["A"], "it uses environment variables or the command line"),
+        (lambda record: os.getenv("A"), "it uses environment variables or the command line"),
+        (lambda record: environ, "it uses environment variables or the command line"),
+        (lambda record: sys.argv[1], "it uses environment variables or the command line"),
     ],
 )
 def test_what_may_change_unnoticed_is_named(function, message):

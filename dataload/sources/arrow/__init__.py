@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
 from dataload._util.caches import CACHED_BYTES
-from dataload._util.settings import Least
+from dataload._util.settings import Least, setting_error
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
 from dataload.types import NullPolicy
@@ -70,6 +70,11 @@ class CsvOptions(TableOptions):
 
     delimiter: str = ","
     dtypes: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        if len(self.delimiter.encode()) != 1 or self.delimiter in '\0\r\n"':
+            raise setting_error("delimiter", self.delimiter, "must be one character of ASCII that is not a quote")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

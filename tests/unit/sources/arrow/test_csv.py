@@ -58,10 +58,12 @@ def test_a_table_without_names_warns(tmp_path, names):
     ("options", "message"),
     [
         ({"dtypes": {"m": "str"}}, r"dtypes names 'm', which .*a\.csv does not have: "),
+        ({"delimiter": "||"}, r"delimiter must be one character of ASCII that is not a quote, got '\|\|'"),
+        ({"delimiter": "\n"}, "delimiter must be one character"),
         ({"dtypes": {"n": "number"}}, "dtypes: 'number' is not the dtype of a column; expected one such as"),
     ],
 )
-def test_wrong_dtypes(tmp_path, options, message):
+def test_wrong_options(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         len(CsvSource(write(tmp_path / "a.csv", "n\n1\n"), **options))
 

@@ -15,9 +15,9 @@ class JsonlOptions(CachedOptions):
     """Options for reading JSON Lines.
 
     Attributes:
-        nulls: What stands for nulls; see `dataload.sources.arrow.TableOptions`. The first thousand records with
-            the field tell its type, and a record without it has a null there. By default a record has None, and a null
-            among numbers or text is an error of a batch.
+        nulls: What stands for nulls; see `dataload.sources.arrow.TableOptions`. The first thousand records
+            of each file tell the types of fields, and a record without one has a null there. By default a record has
+            None, and a null among numbers or text is an error of a batch.
         cached_bytes: Most bytes of decompressed files that a process keeps, or `max_record_bytes` if that is less; one
             stays, whatever its size.
         max_record_bytes: Most bytes of memory that a record may take, 32 for each byte of its line and the empty lines

@@ -1,10 +1,10 @@
 """The source of JSON Lines, read line by line."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -61,10 +61,15 @@ def unpack(found: CachedTable, size: int) -> Array:
     return edges
 
 
-_SAMPLED = 1000  # records that tell the types of fields with nulls
+_SAMPLED = 1000  # records of a file that tell the types of fields with nulls
+_SHOWN = 40  # characters
 _PLAIN = frozenset((bool, int, float, str))
 _LINE_BYTES = 4  # for each line while they are found
 _MEMORY = 32  # most bytes that the values of JSON take for each byte of text
+
+
+Fills: TypeAlias = dict[str, tuple[Any, str | None]]
+"""What stands for nulls by field, and the name of its mask."""
 
 
 class JsonlSource(FileSource[Record]):
@@ -82,6 +87,7 @@ class JsonlSource(FileSource[Record]):
 
     def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
+        self._fills: Fills = {}  # which all readers share
 
     @property
     def reads_in_order(self) -> bool:
@@ -101,7 +107,20 @@ class JsonlSource(FileSource[Record]):
         return with_masks(self._selected, known, self.options.nulls)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _CompressedFile(path, self.options, self._cache) if is_compressed(path) else _File(path, self.options)
+        if is_compressed(path):
+            return _CompressedFile(path, self.options, self._fills, self._cache)
+        return _File(path, self.options, self._fills)
+
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        if self.options.nulls is not None and not self._fills:
+            samples: dict[str, Any] = {}  # of all files: one may have nothing but nulls in a field
+            for reader in readers:
+                _add_samples(samples, cast("_Reader", reader).samples)
+            self._fills.update(fills_of_samples(samples, self.options.nulls, self.paths[0]))
+            fields = [reader.fields for reader in readers]
+        return super()._known_fields(readers, fields)
 
     def close(self) -> None:
         super().close()
@@ -112,24 +131,20 @@ class _Reader(ShardReader[Record]):
     """The lines of a file."""
 
     _edges: Any  # what `find_lines` returns, or `ShardNumbers` of many files
-    _fills: Mapping[str, tuple[Any, str | None]]
 
-    def __init__(self, path: str, limit: int) -> None:
+    def __init__(self, path: str, limit: int, fills: Fills) -> None:
         self._path = path
         self._limit = limit
-        self._fills = {}
+        self._fills = fills
+        self.samples: dict[str, Any] = {}  # a value of each field that is not null, if there is one
         self._plain: set[str] | None = None
         self._first: _Reader | None = None  # of the files of a reader of many
 
-    def _plan_nulls(self, nulls: NullPolicy) -> None:
-        """Find what stands for nulls, by the first records; called once the lines are known."""
-        if nulls is None or not len(self):
-            return
-        samples: dict[str, Any] = {}
-        for record in self._intact(np.arange(min(len(self), _SAMPLED))):
-            for name, value in record.items():
-                samples[name] = value if samples.get(name) is None else samples[name]
-        self._fills = fills_of_samples(samples, nulls, self._path)
+    def _sample(self, nulls: NullPolicy) -> None:
+        """Look for what tells what stands for nulls, unless it is known; called once the lines are known."""
+        if nulls is not None and not self._fills and len(self):
+            for record in self._intact(np.arange(min(len(self), _SAMPLED))):
+                _add_samples(self.samples, record)
 
     def _intact(self, rows: Int64Array) -> list[Record]:
         """Return the records that can be read; the others raise when they are read again."""
@@ -214,8 +229,8 @@ class _Reader(ShardReader[Record]):
 
 
 class _File(_Reader):
-    def __init__(self, path: str, options: JsonlOptions) -> None:
-        super().__init__(path, options.max_record_bytes)
+    def __init__(self, path: str, options: JsonlOptions, fills: Fills) -> None:
+        super().__init__(path, options.max_record_bytes, fills)
         self._storage = storage_of(path, options.remote_settings)
         self._file = self._storage.map(path, mapped=options.map)
         _refuse_empty(self._file.size, path)
@@ -226,10 +241,10 @@ class _File(_Reader):
             lambda: find_lines(self._blocks(), self._file.size),
             lambda edges: CachedTable({"edges": edges}, {}) if len(edges) > _LEAST_CACHED else None,
         )
-        self._plan_nulls(options.nulls)
+        self._sample(options.nulls)
 
     def shared(self) -> tuple[RecordFile, Any]:
-        return self._file, self._fills
+        return self._file, ()
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
@@ -259,8 +274,8 @@ class _File(_Reader):
 class _CompressedFile(_Reader):
     whole = True
 
-    def __init__(self, path: str, options: JsonlOptions, cache: DecodedCache) -> None:
-        super().__init__(path, options.max_record_bytes)
+    def __init__(self, path: str, options: JsonlOptions, fills: Fills, cache: DecodedCache) -> None:
+        super().__init__(path, options.max_record_bytes, fills)
         self._remote, self._cache = options.remote_settings, cache
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
@@ -270,7 +285,7 @@ class _CompressedFile(_Reader):
         check_size(len(text) + table, self._limit, "the text of the file, with the places of its lines,", path=path)
         blocks = (memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))
         self._edges = find_lines(blocks, len(text))
-        self._plan_nulls(options.nulls)
+        self._sample(options.nulls)
 
     def _text(self) -> bytes | bytearray:
         def read() -> tuple[bytes | bytearray, int]:
@@ -285,6 +300,18 @@ class _CompressedFile(_Reader):
         return [
             bytes(text[start : start + size]) for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
         ]
+
+
+def _add_samples(samples: dict[str, Any], others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        samples[name] = _short(value) if samples.get(name) is None else samples[name]
+
+
+def _short(value: Any) -> Any:
+    """Return a value of the same type that takes little memory."""
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in cast("dict[str, Any]", value).items()}
+    return value[:_SHOWN] if isinstance(value, str) else [] if isinstance(value, list) else value
 
 
 def _refuse_empty(size: int, path: str) -> None:

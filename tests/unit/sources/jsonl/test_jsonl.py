@@ -210,6 +210,14 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
     (tmp_path / "b.jsonl").write_text("".join([first, *lines, "{\n"]))
     damaged = dataload.open(tmp_path / "b.jsonl", nulls="mask")  # what stands for nulls is found in the other lines
     assert [repr(damaged[index]) for index in range(3)] == [*map(repr, source)]
+    (tmp_path / "d.jsonl").write_text(
+        '{"n": null, "f": null, "l": [], "d": null}\n'
+    )  # of a type that another file tells
+    several = dataload.open([tmp_path / "d.jsonl", path], nulls="mask")
+    assert several.read_batch([0, 1, 3], ["n", "n_is_null", "later"])["n"].tolist() == [0, 1, 3]
+    assert (several[0]["t"], several[0]["d"]) == ("", {"x": 0, "y": None})
+    with dataload.Loader(several, batch_size=2, fields=["n"], num_workers=2, executor="processes") as loader:
+        assert [batch["n"].tolist() for batch in loader] == [[0, 1], [0, 3]]
     source = dataload.open([path, path], nulls={"n": "mask", "t": "?", "f": 0}, fields=["t", "n", "f"])
     assert [*source.read_batch([1, 3])] == ["t", "n", "n_is_null", "f"]
     record = source.read([4])[0]

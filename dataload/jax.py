@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.arrays import MASKED, is_masked
 from dataload._util.lazy import lazy_names
 from dataload._util.settings import check_count, setting_error
 from dataload.collate import Ragged
@@ -162,6 +163,8 @@ class DeviceLoader(DevicePrefetcher[Any]):
         if not isinstance(value, np.ndarray) or not value.ndim:
             return value
         array = cast("np.ndarray[Any, Any]", value)
+        if is_masked(array):
+            raise ConfigError(f"{name}: {MASKED}")
         if len(array) % blocks:
             raise self._indivisible(f"the rows of {name}", len(array))
         if ranks > 1 and self._shapes.setdefault(name, array.shape) != array.shape:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from dataload._util.arrays import MASKED, is_masked
 from dataload._util.settings import check_count
 from dataload.collate.columns import like
 from dataload.errors import ConfigError
@@ -28,8 +29,8 @@ def to_tensors(batch: Any) -> Any:
         batch: An array, or a dict, tuple, list or `Ragged` of arrays.
 
     Returns:
-        The same structure. Each tensor shares memory with its array; read-only arrays, and arrays with negative
-        strides or foreign byte order, are copied.
+        The same structure. Each tensor shares memory with its array; read-only arrays, and arrays with strides
+        or a byte order that torch lacks, are copied.
     """
     return map_leaves(batch, _as_tensor)
 
@@ -69,12 +70,14 @@ def _as_tensor(value: Any, name: str) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     array = cast("np.ndarray[Any, Any]", value)
+    if is_masked(array):
+        raise ConfigError(f"{name}: {MASKED}")
     if not array.flags.writeable:
         # torch ignores the read-only flag, so writing to the tensor would change an array owned by other code.
         array = array.copy()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in array.strides):
+    if any(stride < 0 or stride % (array.itemsize or 1) for stride in array.strides):
         array = np.ascontiguousarray(array)
     try:
         if array.dtype.name.startswith(("bfloat16", "float8")) and hasattr(torch, array.dtype.name):  # of ml_dtypes

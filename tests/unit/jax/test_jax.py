@@ -143,6 +143,8 @@ def test_batches_that_do_not_fit_the_sharding(sharding):
         ConfigError, match=r"batch\['day'\]: JAX has no dtype for datetime64\[D\]; cast it in a transform"
     ):
         first_of(days, sharding, batch_size=4)
+    with pytest.raises(ConfigError, match=r"batch\['x'\]: some values are masked"):
+        first_of(days, sharding, batch_size=4, batch_transform=lambda _: {"x": np.ma.masked_array([1, 2], [0, 1])})
     ragged = MemorySource([{"x": np.zeros(i)} for i in range(4)])
     with pytest.raises(
         ConfigError, match=r"batch\['x'\] is ragged, so its rows cannot be split: collate it with 'pad'"

@@ -61,6 +61,9 @@ def test_arrays_that_torch_cannot_share_are_copied_or_refused():
     assert read_only[0] == 1
     assert to_tensors(np.arange(3)[::-1]).tolist() == [2, 1, 0]
     assert to_tensors(np.array([1, 2], ">i4")).tolist() == [1, 2]
+    assert to_tensors(np.array([(1, 2.5)] * 2, "u1,f4")["f1"]).tolist() == [2.5, 2.5]  # 5 bytes apart
+    with pytest.raises(ConfigError, match="field 'x': some values are masked: fill them first"):
+        to_tensors({"x": np.ma.masked_array([1, 2], [0, 1])})
     with pytest.raises(ConfigError, match=r"field 'd': torch has no dtype for datetime64\[s\]; cast it in a transform"):
         to_tensors({"d": np.array(["2020-01-01"], "datetime64[s]")})
 

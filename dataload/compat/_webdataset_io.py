@@ -94,6 +94,16 @@ class _Upload:
             self._file.close()
             self._part.publish()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+            self._part.abort()
+
 
 class Opener:
     """Opens archives as streams: the stage of a pipeline that follows the list of shards."""

@@ -470,6 +470,12 @@ def test_urls_go_through_our_storage(paths, tmp_path, monkeypatch):
             writer.write({"__key__": second, "cls": 2})
     with tarfile.open(tmp_path / "w-01.tar.gz", "r:gz") as archive:
         assert archive.getnames() == ["b.cls"]
+    with wds.gopen(f"s3://x{tmp_path}/whole", "wb") as stream:
+        stream.write(b"all")
+    with pytest.raises(ZeroDivisionError), wds.gopen(f"s3://x{tmp_path}/half", "wb") as stream:
+        stream.write(b"some" * (1 // 0))
+    assert (tmp_path / "whole").read_bytes() == b"all"
+    assert not (tmp_path / "half").exists()
     monkeypatch.setitem(original.gopen_schemes, "s3", lambda url, mode, bufsize: io.BytesIO(b"own"))
     assert wds.gopen("s3://x/y").read() == b"own"
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
 _KEYWORD = re.compile(
-    r"""(?<![\w.,)"'-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*)"""
-)  # not the arguments in a repr, as in TarSource('a.tar', decode='auto')
+    r"""(?<![\w.,)"'/-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*+)"""
+    r"(?![^\s,;]*/)"
+)  # not the arguments in a repr, as in TarSource('a.tar', decode='auto'), nor directories, as in split=train/a.tar
 _LAST_COLUMN = 16  # characters, at least, on a terminal
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 

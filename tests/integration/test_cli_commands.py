@@ -144,6 +144,7 @@ def test_texts_name_options_as_one_types_them():
         ("inspect", "pass ragged=['a'] or resume=True", "pass ragged=['a'] or resume=True"),
         ("order", "pass format='tar', missing='skip'", "pass format='tar', missing='skip'"),
         ("inspect", "TarSource('a', decode='auto') f(decode=3)", "TarSource('a', decode='auto') f(decode=3)"),
+        ("convert", "no split=a-1/part=2/x.tar", "no split=a-1/part=2/x.tar"),  # directories
     ],
 )
 def test_options_in_texts(command, text, typed):

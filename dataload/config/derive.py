@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Uni
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic.json_schema import SkipJsonSchema
 
 from dataload._util.settings import hints_of
 from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, named_under, resolve_reference
@@ -41,7 +42,7 @@ _Listed: TypeAlias = Annotated[tuple[Weight | Changes | Weights | NamedWeights, 
 AnyWeights: TypeAlias = Annotated[
     Annotated[Changes, Tag("changes")]
     | Annotated[NamedWeights, Tag("by name")]
-    | Annotated[Changes | _Listed, Tag("list")],
+    | Annotated[SkipJsonSchema[Changes] | _Listed, Tag("list")],  # for a value that is neither table nor list
     Discriminator(_form),
 ]
 

@@ -314,6 +314,8 @@ def test_the_schema_has_the_bounds_of_the_classes():
     refuse(r"sampler\.lanes is 65537: expected a number < 65537", sampler={"kind": "lanes", "lanes": 65_537})
     _, share = tables["LoaderConfig"]["properties"]["max_bad"]["anyOf"]
     assert share == {"exclusiveMinimum": 0, "maximum": 1, "type": "number"}
+    weights, _ = tables["MixtureConfig"]["properties"]["weights"]["anyOf"]  # changes, names, or a list: one of them
+    assert [form["type"] for form in weights["oneOf"]] == ["object", "object", "array"]
 
 
 def test_a_loader_from_a_config_file(tmp_path, monkeypatch):

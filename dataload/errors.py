@@ -54,6 +54,7 @@ __all__ = [
 
 _MESSAGE_CHARACTERS = 2_000
 _TRACEBACK_CHARACTERS = 20_000
+_MOST_NAMES = 64
 # A password may have a slash or an at sign, and pathlib leaves one slash of a URL.
 _USER = re.compile(r"(\w\w:/{1,2})(?:[^\s/@'\"]*:(?!\d*/)[^\s'\"]*|[^\s/'\"]*)@")
 # A question mark is also a wildcard, except on web servers.
@@ -250,7 +251,7 @@ class MissingDependencyError(DataloadError, ImportError):
 
 
 def closest(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, then all known names.
+    """Return the end of a message about an unknown name: the closest known name, then the known names.
 
     Examples:
         >>> closest("featurs", ["features", "label"])
@@ -258,7 +259,7 @@ def closest(name: object, known: Iterable[str]) -> str:
     """
     names = sorted(map(str, known))
     matches = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
-    listed = ", ".join(names)
+    listed = ", ".join(names[:_MOST_NAMES]) + and_more(len(names), _MOST_NAMES)
     if matches:
         return f"did you mean {matches[0]!r}? Choose from {listed}"
     return f"choose from {listed}" if names else "there is none"

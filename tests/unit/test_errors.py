@@ -126,6 +126,7 @@ def test_closest():
     assert errors.closest("name", ["on_damage"]) == "choose from on_damage"
     assert errors.closest("zzz", ["label"]) == "choose from label"
     assert errors.closest("x", []) == "there is none"
+    assert errors.closest("x", map(str, range(100, 10_100))).endswith(", 10055, 10056 (and 9936 more)")
 
 
 def test_printable_escapes_what_a_terminal_or_a_file_would_not_take():

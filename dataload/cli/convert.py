@@ -163,7 +163,7 @@ def _select(source: Source[Any], where: str | None, split: str | None, take: str
     """Return the records that --where, --split and --take select, and print how large the parts are."""
     if (split is None) != (take is None):
         raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
-    items = [each.partition("=") for each in split.split(",")] if split is not None else []
+    items = [each.strip().partition("=") for each in split.split(",")] if split is not None else []
     given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
     settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
     dealt = {"folds": given["folds"]} if [*given] == ["folds"] else {"shares": given}

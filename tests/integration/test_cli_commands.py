@@ -243,7 +243,7 @@ def test_commands_show_the_records_that_are_selected(tmp_path):
 
 def test_convert_writes_the_records_that_are_selected(tmp_path):
     arguments = ["convert", labels(tmp_path), tmp_path / "b.jsonl", "--where", "label != 0"]
-    text = ok(*arguments, "--split", "train=.8,val=0.2,exact=true,seed=3", "--take", "val")
+    text = ok(*arguments, "--split", "train=.8, val=0.2, exact=true,seed=3", "--take", "val")
     assert "train: 120 of 150 records, 80.00% for 80.00%\nval: 30 of 150 records, 20.00% for 20.00%\n" in text
     found = dataload.open(tmp_path / "b.jsonl")
     assert len(found) == 30

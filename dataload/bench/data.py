@@ -134,9 +134,7 @@ def _options(data: Data, format_name: str) -> dict[str, Any]:
     entry = get_format(format_name)
     options: dict[str, Any] = {"codec": entry.default_codec or DEFAULT_CODEC} if entry.content == "bytes" else {}
     if "decode" in entry.reader_options.names():
-        first: Any = data.records[0]
-        files = data.raw is None and all(isinstance(first[name], bytes) for name in data.fields)  # as in the data
-        options |= {"fields": list(data.fields), "decode": None if files else "auto"}
+        options |= {"fields": list(data.fields), **({} if data.raw is None else {"decode": "auto"})}
     return options
 
 

@@ -63,7 +63,7 @@ def test_files_that_the_data_do_not_decode_are_not_decoded_in_another_format(tmp
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("RGB", (8, 8)).save(tmp_path / "0.png")
     with dataload.create(tmp_path / "own.tar") as writer:
-        writer.extend({"png": (tmp_path / "0.png").read_bytes(), "cls": b"%d" % i} for i in range(9))
+        writer.extend({"png": (tmp_path / "0.png").read_bytes(), "n": i} for i in range(9))
     bench(tmp_path / "own.tar", "--formats", "tar,syrah", *QUICK, "--cache", tmp_path / "cache")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from os import getpid
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dataload._util.interactive import SaysInstead, html_table
@@ -75,6 +76,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         self._release = release
         weakref.finalize(self, release)
         self._delivery: StepDelivery | Generator[StepResult] | None = None
+        self._process = getpid()
         self._cursor = Cursor(0, 0)
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was set
         self._now: EpochIteration | None = None  # the `for` in progress
@@ -135,6 +137,9 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     def _enter(self) -> EpochIteration | None:
         """Begin an iteration; None if there are no more epochs."""
         self._check_open()
+        if self._process != getpid():  # a fork: the steps in flight are the parent's
+            self._process = getpid()
+            self._stop_delivery()
         cursor = self._start()
         if cursor != self._cursor:
             self._move(cursor)

@@ -313,6 +313,11 @@ def test_leaving_a_loader_behind_leaves_no_thread_and_no_source(leave, in_order,
     assert [source() for source in sources] == [None]
 
 
+def slowly(sample):
+    time.sleep(0.01)
+    return sample
+
+
 def with_process(sample):
     return {**sample, "process": os.getpid()}
 
@@ -331,6 +336,20 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
         del loader
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+@forks
+def test_a_fork_between_two_epochs_iterates_too():
+    loader = Loader(RangeSource(20), batch_size=2, num_workers=2, transform=slowly)
+    expected = indices(loader)  # the next epoch is being read ahead
+    if not (child := os.fork()):
+        try:
+            os._exit(indices(loader) != expected)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert indices(loader) == expected
+    loader.close()
 
 
 # Sources belong to whoever opened them

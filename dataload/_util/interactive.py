@@ -1,7 +1,9 @@
-"""Help at a prompt: tables in notebooks, and what to write instead of names of torch, Hugging Face and others."""
+"""Help at a prompt: progress, tables in notebooks, what to write instead of names of torch, Hugging Face and others."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from html import escape
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dataload.errors import closest, printable
@@ -144,6 +146,26 @@ class SaysInstead:
                 message = f"{type(self).__name__!r} object has no attribute {name!r}{instead(self._habits, name)}"
                 raise AttributeError(message, name=name, obj=self)
             return object.__getattribute__(self, name)  # raises Python's own error, or the property's
+
+
+_SECONDS_UNSHOWN = 2.0
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; a program without a console has None, others an object of their own."""
+    return not getattr(stream, "closed", False) and getattr(stream, "isatty", bool)()
+
+
+class ShownProgress:
+    """Shows on a terminal how many of all "shards are open", say, if that takes long."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._begun = what, perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        if perf_counter() - self._begun > _SECONDS_UNSHOWN and is_terminal(sys.stderr):
+            sys.stderr.write(f"\r{done:,} of {total:,} {self._what}" + ("\n" if done == total else ""))
+            sys.stderr.flush()
 
 
 _LINE = "white-space:pre-wrap;font-family:monospace"

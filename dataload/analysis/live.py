@@ -9,6 +9,7 @@ from html import escape
 from time import strftime
 from typing import Any, TextIO, TypeAlias
 
+from dataload._util.interactive import is_terminal
 from dataload._util.lazy import load_optional
 from dataload._util.settings import Seconds, check_setting
 from dataload.loader.base import LoaderBase, Progress
@@ -45,15 +46,14 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         ...         pass
     """
     every = check_setting("every", every, Seconds | None)
-    shown, output = sys.stderr if stream is None else stream, None
+    shown: Any = sys.stderr if stream is None else stream
+    output = None
     seconds, samples = _REFRESH_SECONDS, _RECENT_SAMPLES
     if stream is None and _in_notebook():
         output = _in_cell()
-    elif shown is None or shown.closed:  # pyright: ignore[reportUnnecessaryComparison] # daemons
-        pass
-    elif shown.isatty():
+    elif is_terminal(shown):
         output = _on_terminal(shown)
-    elif every is not None:
+    elif every is not None and shown is not None and not getattr(shown, "closed", False):  # a daemon has none
         output, seconds, samples = _in_log(shown), every, 1
     if output is None:
         yield
@@ -105,8 +105,8 @@ def _on_terminal(stream: TextIO) -> tuple[AbstractContextManager[Any], _Show]:
         console=console.Console(file=stream),
         auto_refresh=False,
         # Print other output above the lines, but only if it goes to the terminal.
-        redirect_stdout=sys.stdout.isatty(),
-        redirect_stderr=sys.stderr.isatty(),
+        redirect_stdout=is_terminal(sys.stdout),
+        redirect_stderr=is_terminal(sys.stderr),
     )
     return shown, lambda lines: shown.update(text("\n".join(lines)), refresh=True)
 

@@ -1,14 +1,13 @@
 """The shards of a data set that are read together: a batch is located and copied for all of its shards at once."""
 
 import copy
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dataload._util.interactive import ShownProgress
 from dataload._util.threads import run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ENDS_BYTES, hash_ends
@@ -24,7 +23,6 @@ _MOST_KINDS = 16  # shards that are all different gain nothing from being read t
 _MOST_COMPARED = 1 << 16  # bytes of the layout of a file
 _COMPARED_AT_ONCE = 256  # files
 _SLOW_SECONDS = 0.01  # what takes longer waits for the disk, or releases the GIL
-_SECONDS_UNSHOWN = 2.0
 
 WITHIN = (1 << PLACE_BITS) - 1
 """The bits of a place that are an offset in a file, or an index in a table."""
@@ -288,7 +286,7 @@ def open_different(
     if len(paths) == 1:  # a pool takes longer than a file, and a program may open thousands
         alone = opened(0)
         return {0: alone}, (len(alone[0]),)
-    begun, found, counts = perf_counter(), dict[int, Any](), np.full(len(paths), -1)
+    progress, found, counts = ShownProgress("shards are open"), dict[int, Any](), np.full(len(paths), -1)
     if directory is not None and len(versions) == len(paths):
         found[0] = opened(0)
         counts = directory.count_alike(found[0][0], paths, versions, threads)
@@ -296,8 +294,5 @@ def open_different(
     results = run_each(opened, shards, threads, 0 if any(map(is_url, paths)) else _SLOW_SECONDS)
     for done, (shard, result) in enumerate(zip(shards, results, strict=True), len(paths) - len(shards) + 1):
         found[shard], counts[shard] = result, len(result[0])
-        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            end = "\n" if done == len(paths) else ""
-            sys.stderr.write(f"\r{done:,} of {len(paths):,} shards are open{end}")
-            sys.stderr.flush()
+        progress(done, len(paths))
     return found, tuple(counts.tolist())

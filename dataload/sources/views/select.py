@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from time import perf_counter
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from dataload._util.fingerprint import code_digest
 from dataload._util.indexing import as_indices
+from dataload._util.interactive import ShownProgress
 from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import check_count, setting_error
 from dataload._util.system import usable_cpus
@@ -41,7 +40,6 @@ _BLOCK, _NUMBERS = 64, 1 << 14  # records that a function is asked about at once
 _COLUMNS = 1 << 16  # records whose columns a condition is evaluated on at once
 _HASHED = 1 << 20
 _AHEAD = 4  # blocks per worker
-_SECONDS_UNSHOWN = 2.0
 
 HELD_OUT = "held-out"
 """The purpose of the hashes that deal records to parts."""
@@ -212,7 +210,10 @@ def run_filter(
     def build() -> Int64Array:
         if condition is not None:
             return work.source._matches(condition, None)
-        found = [np.empty(0, np.int64), *_blocks(work, length, workers, executor, progress or _Shown())]
+        found = [
+            np.empty(0, np.int64),
+            *_blocks(work, length, workers, executor, progress or ShownProgress("records are filtered")),
+        ]
         return np.concatenate(found)
 
     chosen = remember(key, unpack, build, lambda found: CachedTable({"indices": found}, {}))
@@ -312,15 +313,3 @@ def chosen_indices(chosen: Any, length: int) -> Int64Array:
     if len(values) != length:
         raise IndexError(f"a mask has a value for each record: this one has {len(values)} for {length} records")
     return np.flatnonzero(values)
-
-
-class _Shown:
-    """Shows progress on a terminal, if it takes long."""
-
-    def __init__(self) -> None:
-        self._begun = perf_counter()
-
-    def __call__(self, done: int, total: int) -> None:
-        if perf_counter() - self._begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            sys.stderr.write(f"\r{done:,} of {total:,} records are filtered" + ("\n" if done == total else ""))
-            sys.stderr.flush()

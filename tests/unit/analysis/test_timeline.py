@@ -412,6 +412,9 @@ def test_nothing_is_shown_and_nothing_started_where_it_cannot_be_seen(monkeypatc
             assert threading.active_count() == before
             assert len(list(loader)) == 2
     assert log.getvalue() == ""
+    with live_view(loader, stream=SimpleNamespace(write=log.write, flush=log.flush)):  # as programs put in its place
+        list(loader)
+    assert log.getvalue()
 
 
 @pytest.mark.parametrize("every", [0, -1.0, "1", True, None])

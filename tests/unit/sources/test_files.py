@@ -14,10 +14,9 @@ import pytest
 from line_source import LineBackend, LineSource
 
 import dataload
-from dataload._util import threads
+from dataload._util import interactive, threads
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
-from dataload.sources import directory
 from dataload.sources import file_source as files
 from dataload.sources.base import check_files
 from dataload.sources.file_source import FileSource
@@ -195,17 +194,19 @@ def clock(monkeypatch):
     """Opening each shard takes so many seconds."""
 
     def clock(seconds):
-        for module in (directory, threads):
+        for module in (interactive, threads):
             monkeypatch.setattr(module, "perf_counter", itertools.count(0, seconds).__next__)
 
     return clock
 
 
-@pytest.mark.parametrize(("terminal", "seconds"), [(True, 3), (True, 0.1), (False, 3)])
+@pytest.mark.parametrize(("terminal", "seconds"), [(True, 3), (True, 0.1), (False, 3), (None, 3)])
 @pytest.mark.parametrize("shards", [3, 12])  # these in threads
 def test_a_terminal_shows_how_many_shards_are_open(make, clock, monkeypatch, capsys, shards, terminal, seconds):
     clock(seconds)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    if terminal is None:  # as in a program without a console
+        monkeypatch.setattr(sys, "stderr", None)
     assert len(LineSource(make(*[1] * shards))) == shards
     shown = capsys.readouterr().err
     if terminal and seconds > 2:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload import ConfigError, MemorySource, RangeSource
+from dataload._util import interactive
 from dataload.errors import SourceError
 from dataload.sources.views import select as selecting
 from dataload.testing import check_source
@@ -279,7 +280,7 @@ def test_results_of_data_at_urls_are_kept_while_the_objects_are_the_same(tmp_pat
 
 @pytest.mark.parametrize("seconds", [3, 0.1])
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys, seconds):
-    monkeypatch.setattr(selecting, "perf_counter", itertools.count(100, seconds).__next__)
+    monkeypatch.setattr(interactive, "perf_counter", itertools.count(100, seconds).__next__)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     RangeSource(100).filter(is_even)
     shown = "\r64 of 100 records are filtered\r100 of 100 records are filtered\n"

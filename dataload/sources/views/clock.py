@@ -14,6 +14,7 @@ from dataload.types import Array, Int64Array
 
 _TICKS = 1_000_000  # per second
 _TIME = "time"
+_MOST_TICKS = 1 << 53  # 285 years; float64 holds all numbers up to there
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +35,10 @@ class Clock:
         """Read the times of all records of sequences of these lengths, (sequences,) int64.
 
         Raises:
-            ConfigError: The records have no field ``time``, or times fall within a sequence.
+            ConfigError: The records have no field ``time``, it has no times, or times fall within a sequence.
         """
         require_known([_TIME], parent.fields, key="fps")
-        seconds = parent.read_batch(np.arange(len(parent)), [_TIME])[_TIME] if len(parent) else []
-        times = np.rint(np.multiply(np.asarray(seconds, np.float64), _TICKS)).astype(np.int64)
+        times = _ticks_of(parent.read_batch(np.arange(len(parent)), [_TIME])[_TIME] if len(parent) else [])
         sequences = np.repeat(np.arange(len(lengths)), lengths)
         falls = np.flatnonzero((np.diff(times) < 0) & (np.diff(sequences) == 0))
         if len(falls):
@@ -72,3 +72,24 @@ class Clock:
         lows[filled] = np.clip(np.searchsorted(self.keys, early, side="left"), firsts[filled], stops[filled])
         highs[filled] = np.clip(np.searchsorted(self.keys, late, side="right"), firsts[filled], stops[filled])
         return lows, highs
+
+
+def _ticks_of(column: Any) -> Int64Array:
+    """Return times in microseconds, given in seconds or as numpy's times, (records,)."""
+    column = np.asarray(column)
+    if column.dtype.kind in "mM":
+        known, ticks = ~np.isnat(column), column.astype(f"{column.dtype.kind}8[us]").astype(np.int64)
+    else:
+        exact = np.multiply(column.astype(np.float64), _TICKS)
+        known = np.abs(exact) < _MOST_TICKS  # nor NaN
+        ticks = np.rint(np.where(known, exact, 0)).astype(np.int64)
+    if column.ndim != 1:
+        raise ConfigError(
+            f"the field {_TIME!r} has several values in a record: windows need one time for each", key="fps"
+        )
+    if not known.all():
+        row = int(np.argmin(known))
+        raise ConfigError(
+            f"the field {_TIME!r} of record {row} is {column[row]}, which is not a time in seconds", key="fps"
+        )
+    return ticks

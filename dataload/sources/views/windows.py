@@ -57,7 +57,8 @@ def windows(
             record where the window reaches beyond. Bool masks are True for padding: ``<field>_is_pad``,
             (len(offsets),), for each field in `offsets`, and with `length` one ``is_pad``, (length,), for all others.
         offsets: Distances from the anchor in records, by field name: ``{"action": [0, 1, 2], "image": [-1, 0]}``.
-        seconds: Seconds that a window lasts, instead of `length`, for records with a field ``time`` in seconds.
+        seconds: Seconds that a window lasts, instead of `length`, for records with a field ``time``, in seconds or as
+            numpy's times.
         fps: Records per second, whatever the rate of a sequence is: the record at each instant is the last one whose
             time is not after it. `length` and `offsets` then count instants, 1 / `fps` apart. Times are compared in
             microseconds. The field ``audio`` of videos has the samples of the window's span.

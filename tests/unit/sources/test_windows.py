@@ -344,3 +344,8 @@ def test_windows_by_seconds():
         windows(MemorySource({"x": [1, 2]}), [2], 1, fps=2)
     with pytest.raises(ConfigError, match="record 1 is earlier than the record before it"):
         windows(MemorySource({"time": [1.0, 0.5]}), [2], 1, fps=2)
+    for times in (np.arange(3).astype("M8[D]"), np.arange(3).astype("m8[D]") + np.timedelta64(1, "ns")):
+        assert windows(MemorySource({"time": times, "x": [0, 1, 2]}), [3], 2, fps=1 / 86400)[1]["x"].tolist() == [1, 2]
+    for time, message in ((np.nan, "record 1 is nan"), (1e12, "not a time in seconds"), ([1, 2], "several values")):
+        with pytest.raises(ConfigError, match=message):
+            windows(MemorySource({"time": np.array([np.zeros_like(time), time])}), [2], 1, fps=2)

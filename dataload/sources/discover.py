@@ -32,6 +32,7 @@ from dataload.sources.registry import (
     format_of_files,
     get_format,
     is_media_folder,
+    warn_of_splits,
 )
 from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_names, local_path, storage_of
@@ -229,12 +230,13 @@ def _expand(
             if listed is not None:
                 return _paths(path, listed), listed
             known = all_formats()  # looked for once, because this reads the metadata of every installed package
-            # Without suffixes, the source decides what a directory is.
-            holds_shards = entry is None or entry.suffixes
+            holds_shards = entry is None or entry.suffixes  # without them, the source decides what a directory is
             if holds_shards and format_of_directory(path, remote, known) is None:
                 if entry is None and is_media_folder(path, options, known, remote):
                     return [path], None
-                return _shards_of_directory(path, entry, remote, known), None
+                files = _shards_of_directory(path, entry, remote, known)
+                warn_of_splits(path, files if manifests else ())
+                return files, None
         return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern

@@ -12,6 +12,7 @@ named, or when a file is not in any built-in format.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from dataload._util.settings import check_setting
 from dataload.errors import ConfigError, MissingDependencyError, SourceError, UnsupportedFormatError, closest
 from dataload.sources.array_record import ARRAY_RECORD, TFDS
 from dataload.sources.arrow import ARROW, CSV, HUGGING_FACE, PARQUET
-from dataload.sources.folder import FOLDER, is_medium, is_metadata
+from dataload.sources.folder import FOLDER, SPLITS, is_medium, is_metadata
 from dataload.sources.format import ADVICE, HEAD_BYTES, Format, describe_head
 from dataload.sources.jsonl import JSONL
 from dataload.sources.lerobot import LEROBOT
@@ -37,7 +38,7 @@ from dataload.sources.text import TEXT, has_only_texts
 from dataload.sources.tfrecord import TFRECORD
 from dataload.sources.tokens import TOKENS
 from dataload.sources.video import VIDEO
-from dataload.storage import Remote, is_url, join, list_folder, storage_of
+from dataload.storage import Remote, base_name, is_url, join, list_folder, storage_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -203,6 +204,16 @@ def is_media_folder(directory: str, options: Collection[str], known: Sequence[Fo
         key="paths",
         value=directory,
     )
+
+
+def warn_of_splits(directory: str, files: Iterable[str]) -> None:
+    """Warn if all files of a directory, which are read as one data set, are called after splits of one."""
+    found = sorted({re.split(r"[-_.]", base_name(file))[0] for file in files})
+    if len(found) > 1 and all(name.lower() in SPLITS for name in found):
+        message = f"{directory} has files of the splits {', '.join(found)}, which are read together"
+        one = next((name for name in found if name.lower().startswith("train")), found[0])
+        several = f"or name all by {join(directory, '*')!r}"
+        warnings.warn(f"{message}: open one of them, {join(directory, f'{one}*')!r}, {several}", stacklevel=2)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,6 +14,9 @@ from dataload.storage import list_folder
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 MissingFile: TypeAlias = Literal["error", "skip"]
 
+SPLITS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"))
+"""Names of folders that are splits, rather than classes."""
+
 _KEY = "{key}"
 
 

@@ -17,13 +17,12 @@ import numpy as np
 from dataload._util.indexing import expand_braces
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, and_more, closest
-from dataload.sources.folder import MissingFile
+from dataload.sources.folder import SPLITS, MissingFile
 from dataload.storage import Listing
 from dataload.types import Array, FieldSpec, Int64Array
 
 KEY = "__key__"
 LABEL = "label"
-_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"}
 _PLACE = re.compile(r"\{(?P<name>[A-Za-z_]\w*)\}|(?P<folders>\*\*/)|(?P<any>\*)")
 
 
@@ -121,7 +120,7 @@ def class_table(names: list[str], values: Int64Array, path: str, folders: Iterab
 def split_prefix(split: str | None, folders: Iterable[str], path: str, *, is_folder: bool) -> str:
     """Return the path of the folder of a split, with a slash; nothing if folders are not splits."""
     known = sorted({*folders})
-    if not split or (split == "auto" and not (len(known) > 1 and all(name.lower() in _SPLITS for name in known))):
+    if not split or (split == "auto" and not (len(known) > 1 and all(name.lower() in SPLITS for name in known))):
         return ""
     if split == "auto":
         which = next((name for name in known if name.lower().startswith("train")), known[0])

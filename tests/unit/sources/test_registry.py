@@ -191,6 +191,17 @@ def test_the_journal_of_an_unfinished_conversion_at_a_url(obstore, tmp_path, jou
             check_complete(url, ["a"], remote)
 
 
+def test_a_directory_of_several_splits_warns(tmp_path):
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001", "Validation"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    message = "has files of the splits Validation, test, train, which are read together: open one of them, '.*train\\*"
+    with pytest.warns(UserWarning, match=message):
+        assert len(dataload.open(tmp_path)) == 4
+    assert len(dataload.open(tmp_path / "train*")) == 2
+    (tmp_path / "more.jsonl").write_text("{}\n")
+    assert len(dataload.open(tmp_path)) == 5
+
+
 @pytest.mark.parametrize("more", [(), ("_v1.raw",)])
 def test_suffixes_of_many_paths_are_those_of_each(more):
     known = [*built_in_formats(), *(Format(name="raw", source="raw:Raw", suffixes=(suffix,)) for suffix in more)]

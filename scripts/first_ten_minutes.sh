@@ -13,7 +13,7 @@ mkdir "$HOME"
 
 extras=cli,tar,arrow,remote,torch # README: extras for what you do
 "${PYTHON:-$root/.venv/bin/python}" -m pip download --quiet --dest "$here/wheels" -c "$root/constraints.txt" "$wheel[$extras]"
-"${PYTHON:-python3}" -m venv "$here/venv"
+"${PYTHON:-$root/.venv/bin/python}" -m venv "$here/venv" # of the version that the wheels are for
 python=$here/venv/bin/python
 "$python" -m pip install --quiet --no-index --find-links "$here/wheels" torch # half a gigabyte, which others have installed
 

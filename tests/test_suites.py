@@ -23,6 +23,17 @@ from dataload.testing.child import read_in_fork, read_in_new_process
 CHECK_BY_NAME = {check.name: check for check in CHECKS}
 
 
+def test_checking_a_source_changes_neither_its_memory_nor_its_file(tmp_path):
+    np.arange(40.0).tofile(tmp_path / "rows")
+    mapped = np.memmap(tmp_path / "rows", np.float64, shape=(10, 4))  # in numpy's mode, "r+"
+    memory, message = np.arange(40.0).reshape(10, 4), {"check_records_belong_to_caller": "changes a file"}
+    for source, wrong in ((mapped, message), ([*memory], {"check_records_belong_to_caller": "differs at"})):
+        failed = {result.name: result.message for result in check_source(source) if result.status == "failed"}
+        assert all(text in failed[name] for name, text in wrong.items())
+        assert np.array_equal(source, np.arange(40.0).reshape(10, 4))
+    assert np.array_equal(np.fromfile(tmp_path / "rows"), np.arange(40.0))
+
+
 class TestHonestSource(SourceSuite):
     """The source that the wrong ones are made from follows every rule, so what fails them is their fault."""
 

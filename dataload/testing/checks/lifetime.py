@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ from dataload.testing.compare import arrays_in, overwrite, snapshot
 def check_records_belong_to_caller(case: Case) -> None:
     """Arrays of a record are writable, and writing to them changes no later read."""
     for index in case.indices[:8]:
-        _overwrite(case.source[index], f"record {index}")
-        case.check_record(index, case.source[index])
+        with _overwritten(case.source[index], f"record {index}"):
+            case.check_record(index, case.source[index])
     if hasattr(case.source, "__getitems__"):
         indices = case.pick(8)
-        _overwrite(case.source.__getitems__(indices), "a list of records")
-        case.check_request(indices)
+        with _overwritten(case.source.__getitems__(indices), "a list of records"):
+            case.check_request(indices)
 
 
 @source_check("Ownership")
@@ -49,10 +49,10 @@ def check_rows_do_not_share_memory(case: Case) -> None:
     indices = [case.indices[0], case.indices[-1], case.indices[0]]
     for victim in range(len(indices)):
         records = read(indices)
-        _overwrite(records[victim], f"row {victim}")
-        for row, index in enumerate(indices):
-            if row != victim:
-                expect_equal(records[row], case.oracle[index], f"row {row}, after row {victim} was overwritten,")
+        with _overwritten(records[victim], f"row {victim}"):
+            for row, index in enumerate(indices):
+                if row != victim:
+                    expect_equal(records[row], case.oracle[index], f"row {row}, after row {victim} was overwritten,")
 
 
 @source_check("Ownership")
@@ -62,15 +62,31 @@ def check_columns_belong_to_caller(case: Case) -> None:
     for indices in (case.pick(8), list(case.indices)):
         batch = _read_batch(case, indices)
         before = snapshot(batch)
-        _overwrite(batch, "a batch")
-        expect_equal(read_batch(indices), before, "a batch that was read after an earlier one was overwritten")
-        case.check_record(indices[0], case.source[indices[0]])
+        with _overwritten(batch, "a batch"):
+            expect_equal(read_batch(indices), before, "a batch that was read after an earlier one was overwritten")
+            case.check_record(indices[0], case.source[indices[0]])
 
 
-def _overwrite(value: Any, what: str) -> None:
-    for array in arrays_in(value):
+@contextlib.contextmanager
+def _overwritten(value: Any, what: str) -> Generator[None]:
+    """Overwrite the arrays of a value in the meantime: they may be all that a user has of the data."""
+    arrays = [*arrays_in(value)]
+    for array in arrays:
         expect(array.flags.writeable, f"an array of {what} is read-only ({array.dtype} {array.shape})")
-    overwrite(value)
+        expect(not _is_in_file(array), f"an array of {what} is mapped memory, so that writing to it changes a file")
+    before = [array.copy() for array in arrays]
+    try:
+        overwrite(value)
+        yield
+    finally:
+        for array, old in zip(arrays, before, strict=True):
+            array[...] = old
+
+
+def _is_in_file(array: Any) -> bool:
+    while array is not None and not (isinstance(array, np.memmap) and array.mode in ("r+", "w+")):
+        array = getattr(array, "base", None)
+    return array is not None
 
 
 @source_check("Ownership")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, SourceError
 from dataload.types import Batch, BytesColumn, Int64Array
 
 
@@ -56,6 +56,8 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
                 or column.dtype != target.dtype
             ):
                 raise unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
+            elif len(column) != len(where):  # numpy would repeat a single value
+                raise SourceError(f"{describe_field(name)} has {len(column)} values for {len(where)} records")
             else:
                 target[where] = column
     for name, parts in lazy.items():

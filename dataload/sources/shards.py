@@ -20,7 +20,7 @@ from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_
 from dataload.catalog.facts import Evidence, ShardFacts, is_same_content, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ChangedFileError, CorruptFileError
+from dataload.errors import ChangedFileError, CorruptFileError, SourceError
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
@@ -89,7 +89,10 @@ class ShardReader(ABC, Generic[T_co]):
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         """Return columns; override this if it can be done without building records."""
-        return default_collate(self.read(indices, fields))
+        records = self.read(indices, fields)
+        if len(records) != len(indices):
+            raise SourceError(f"{type(self).__name__}.read returned {len(records)} records for {len(indices)} indices")
+        return default_collate(records)
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dataload.collate import Collate, Pad, Ragged, default_collate, empty_like, scatter_columns
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, SourceError
 from dataload.testing.compare import difference, overwrite
 
 
@@ -326,6 +326,8 @@ def test_scatter_columns_takes_many_objects_and_reaches_into_dicts():
     equal(scatter_columns(parts, 3), {"n": {"x": np.array([3, 4, 5]), "t": ["a", "b", "c"]}, "y": np.array([2, 7, 1])})
     with pytest.raises(ConfigError, match=r"field 'n': row 2 is not an array, row 1 is int64 \(\)"):
         scatter_columns([parts[0], (rows(1), {"n": np.array([1]), "y": np.array([7])})], 3)
+    with pytest.raises(SourceError, match="field 'x' has 1 values for 2 records"):
+        scatter_columns([(rows(0), {"x": rows(1)}), (rows(1, 2), {"x": rows(1)})], 3)
 
 
 def test_empty_like_keeps_everything_but_the_rows():

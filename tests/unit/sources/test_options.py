@@ -298,6 +298,13 @@ class Greedy(FileSource):
         return Reader()
 
 
+def test_a_reader_that_returns_too_few_records(monkeypatch):
+    monkeypatch.setattr(Reader, "read", lambda *_: [{"x": 1}])
+    for paths in (["a"], ["a", "b"]):
+        with pytest.raises(SourceError, match=r"^Reader.read returned 1 records for 2 indices$"):
+            Greedy(paths).read_batch([0, 1])
+
+
 @pytest.mark.parametrize("sources", [["a"], ["ab"], ["a", "b"]])
 def test_memory_that_there_is_not(sources, monkeypatch):
     source = dataload.concat([Greedy([*paths]) for paths in sources])

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from types import NoneType
 from typing import Annotated, Any
 
 import typer
@@ -138,8 +139,8 @@ class _Group(TyperGroup):
         except SystemExit as end:
             # With a closed pipe (`dataload inspect x | head`), typer and rich exit with 1.
             code = BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code
-            if isinstance(code, str):  # a message of a user's module or function, with which Python would end
-                print_error(code)
+            if not isinstance(code, (int, NoneType)):  # a user's function ends with a message, which Python prints
+                print_error(str(code))
                 code = BAD_DATA
         except KeyboardInterrupt as interrupt:  # of the imports
             print_interrupted(interrupt)

@@ -94,7 +94,7 @@ def test_debug_shows_the_traceback(arguments):
         (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: x: No such file or directory\n"),
         (ZeroDivisionError("by 0"), 1, "error: unexpected ZeroDivisionError: by 0; use --debug for the traceback\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (SystemExit("needs a GPU"), 1, "error: needs a GPU\n"),
+        (SystemExit(["needs a GPU"]), 1, "error: ['needs a GPU']\n"),
         (SystemExit(3), 3, ""),
         (typer.Abort(), 1, "error: the question has no answer: answer it by an option\n"),
     ],

@@ -313,11 +313,6 @@ def test_leaving_a_loader_behind_leaves_no_thread_and_no_source(leave, in_order,
     assert [source() for source in sources] == [None]
 
 
-def slowly(sample):
-    time.sleep(0.01)
-    return sample
-
-
 def with_process(sample):
     return {**sample, "process": os.getpid()}
 
@@ -340,7 +335,7 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
 
 @forks
 def test_a_fork_between_two_epochs_iterates_too():
-    loader = Loader(RangeSource(20), batch_size=2, num_workers=2, transform=slowly)
+    loader = Loader(RangeSource(20), batch_size=2, num_workers=2, transform=lambda sample: time.sleep(0.01) or sample)
     expected = indices(loader)  # the next epoch is being read ahead
     if not (child := os.fork()):
         try:

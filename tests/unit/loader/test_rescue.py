@@ -295,11 +295,6 @@ class Shy(Plain):
         raise RuntimeError("no repr")
 
 
-class Partial(Plain):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices if index != 2]
-
-
 def count(samples):
     return {"count": len(samples)}
 
@@ -315,7 +310,6 @@ UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
     ("source", "settings", "indices", "message"),
     [
         (Shy([0]), {}, [0], "\n  source: Shy without a repr\n"),
-        (Partial(), {}, [0, 1, 2], "the source's __getitems__ returned 0 records for 1 indices"),
         (MemorySource([{"a": 1}, {"a": 2}]), {"fields": ("c",)}, [0], UNKNOWN),
         (Plain(range(LENGTH)), SKIP, [1], f"{NO_FIELDS}12 others {LAST}"),
         ([], SKIP, [], "; the last: the source has no others"),

@@ -50,7 +50,8 @@ def create(
     Nothing appears at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard`
     and `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
     ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``. They appear together, the manifest
-    ``dataload.json`` last. At a URL, all are written to local files first.
+    ``dataload.json`` last. At a URL, all are written to local files first. Threads may share the writer, which takes
+    their records as they come.
 
     Args:
         path: Destination, or ``"format:path"``.
@@ -139,9 +140,10 @@ class Appender(ShardedWriter):
 
     def write(self, record: Any) -> None:
         """Append one record; a ConfigError if the first one has other fields than the data set."""
-        if self._state == "open" and not self._count and self._first:
-            self._compare(record)
-        super().write(record)
+        with self._lock:
+            if self._state == "open" and not self._count and self._first:
+                self._compare(record)
+            super().write(record)
 
     def _compare(self, record: Any) -> None:
         probe = os.path.join(self._staging.temporary, f"probe{self._suffix}")

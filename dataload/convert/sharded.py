@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class ShardedWriter(ClosedOrAborted):
     def __init__(self, target: Target, options: Mapping[str, Any], overwrite: bool, rule: Rule) -> None:
         self.paths: tuple[str, ...] = ()
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._target, self._entry, self._rule, self._overwrite = target, target.entry, rule, overwrite
         self._writing = Writing(target, dict(options), False, _unchanged, (), RecordMap())
         self._entry.writer_options.parse(options, f"the writer of format {self._entry.name!r}")
@@ -74,20 +75,21 @@ class ShardedWriter(ClosedOrAborted):
 
     def write(self, record: Any) -> None:
         """Append one record. After an error of the format, the files are unchanged."""
-        if self._state != "open":
-            raise ConfigError(f"the writer of {self._target.path} is {self._state}: nothing more can be written")
-        if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
-            # By default a tar writer numbers the samples of each shard from 0.
-            record = {KEY: f"{self._first + self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
-        payload = size_of(record)
-        shard = self._choose(payload)
-        writer = self._writer(shard)
-        before = getattr(writer, "stored_bytes", 0)
-        writer.write(record)
-        stored = getattr(writer, "stored_bytes", 0) - before or payload  # writers of other packages may not count
-        self._bytes, self._overhead = self._bytes + stored, stored - payload
-        self._lengths[shard] += 1
-        self._count += 1
+        with self._lock:
+            if self._state != "open":
+                raise ConfigError(f"the writer of {self._target.path} is {self._state}: nothing more can be written")
+            if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
+                # By default a tar writer numbers the samples of each shard from 0.
+                record = {KEY: f"{self._first + self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
+            payload = size_of(record)
+            shard = self._choose(payload)
+            writer = self._writer(shard)
+            before = getattr(writer, "stored_bytes", 0)
+            writer.write(record)
+            stored = getattr(writer, "stored_bytes", 0) - before or payload  # writers of other packages may not count
+            self._bytes, self._overhead = self._bytes + stored, stored - payload
+            self._lengths[shard] += 1
+            self._count += 1
 
     def _choose(self, payload: int) -> int:
         rule = self._rule
@@ -122,14 +124,15 @@ class ShardedWriter(ClosedOrAborted):
 
     def close(self) -> None:
         """Complete the files and give them their names, the manifest last. May be called twice."""
-        if self._state != "open":
-            return
-        try:
-            self._publish()
-        except BaseException as error:
-            self._abort_after(error)
-            raise
-        self._state = "closed"
+        with self._lock:
+            if self._state != "open":
+                return
+            try:
+                self._publish()
+            except BaseException as error:
+                self._abort_after(error)
+                raise
+            self._state = "closed"
 
     def _publish(self) -> None:
         if not self._lengths:
@@ -204,14 +207,15 @@ class ShardedWriter(ClosedOrAborted):
 
     def abort(self) -> None:
         """Discard everything written, without touching the destination."""
-        if self._state != "open":
-            return
-        self._state = "aborted"
-        try:
-            for writer in self._open.values():
-                writer.abort()
-        finally:
-            self._staging.abort()
+        with self._lock:
+            if self._state != "open":
+                return
+            self._state = "aborted"
+            try:
+                for writer in self._open.values():
+                    writer.abort()
+            finally:
+                self._staging.abort()
 
     def __repr__(self) -> str:
         return f"ShardedWriter({self._target.path!r}, {self._count} records, {self._state})"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike, fspath
@@ -24,6 +25,7 @@ class ClosedOrAborted(ABC):
     """The end of a writer: a ``with`` block closes it, or aborts it if an exception leaves the block."""
 
     _pid: int  # of the process that made it
+    _lock: threading.RLock  # held by the thread that writes, closes or aborts
 
     @abstractmethod
     def close(self) -> None:
@@ -62,7 +64,7 @@ class Writer(ClosedOrAborted):
     """Writes records to a temporary file, which `close` makes durable and renames to its destination.
 
     The temporary is in a hidden folder beside the destination. If an exception leaves the ``with`` block, the folder is
-    deleted. If the process is killed, the next writer to the same destination deletes it.
+    deleted. If the process is killed, the next writer to the same destination deletes it. Threads may share a writer.
 
     Args:
         path: Destination: a file or, for LMDB, a directory.
@@ -87,7 +89,7 @@ class Writer(ClosedOrAborted):
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._count = 0
         self.stored_bytes = 0
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self.path = local_path(fspath(path))
         given = self.options_type.parse(options, type(self).__name__)
         self._overwrite = overwrite
@@ -165,13 +167,14 @@ class Writer(ClosedOrAborted):
             ConfigError: The format cannot store the record; the file is unchanged.
             SourceError: The operating system reports an error, such as a full disk.
         """
-        self._check_open()
-        try:
-            self._write(record)
-        except OSError:
-            with write_errors(self.path):  # only now: for small records it would take as long as the rest
-                raise
-        self._count += 1
+        with self._lock:
+            self._check_open()
+            try:
+                self._write(record)
+            except OSError:
+                with write_errors(self.path):  # only now: for small records it would take as long as the rest
+                    raise
+            self._count += 1
 
     def extend(self, records: Iterable[Any]) -> None:
         """Append several records; of a list or tuple, small ones are written faster than by `write`.
@@ -184,8 +187,8 @@ class Writer(ClosedOrAborted):
             for record in records:
                 self.write(record)
             return
-        self._check_open()
-        with write_errors(self.path):
+        with self._lock, write_errors(self.path):
+            self._check_open()
             self._write_all(cast("Sequence[Any]", records))
 
     def _check_open(self) -> None:
@@ -199,28 +202,30 @@ class Writer(ClosedOrAborted):
             ConfigError: The destination has come into existence in the meantime.
             SourceError: The operating system reports an error.
         """
-        if self._state != "open":
-            return
-        try:
-            with write_errors(self.path):
-                self._finish()
-                if self.before_publish is not None:
-                    self.before_publish(self._part.temporary)
-                self._part.publish()
-        except BaseException as error:
-            self._abort_after(error)
-            raise
-        self._state = "closed"
+        with self._lock:
+            if self._state != "open":
+                return
+            try:
+                with write_errors(self.path):
+                    self._finish()
+                    if self.before_publish is not None:
+                        self.before_publish(self._part.temporary)
+                    self._part.publish()
+            except BaseException as error:
+                self._abort_after(error)
+                raise
+            self._state = "closed"
 
     def abort(self) -> None:
         """Discard everything written, without touching the destination."""
-        if self._state != "open":
-            return
-        self._state = "aborted"
-        try:
-            self._discard()
-        finally:
-            self._part.abort()
+        with self._lock:
+            if self._state != "open":
+                return
+            self._state = "aborted"
+            try:
+                self._discard()
+            finally:
+                self._part.abort()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {self._count} records, {self._state})"
@@ -251,11 +256,12 @@ class IndexedWriter(Writer):
 
     def close(self) -> None:
         """Publish the file, and then its index. May be called twice."""
-        if self._state == "open":
-            super().close()
-            if self._has_index:
-                self._index.publish()
-            self._index.abort()
+        with self._lock:
+            if self._state == "open":
+                super().close()
+                if self._has_index:
+                    self._index.publish()
+                self._index.abort()
 
     def abort(self) -> None:
         """Discard everything written; the destination is unchanged."""

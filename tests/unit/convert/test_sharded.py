@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -49,6 +51,22 @@ def test_records_are_divided_as_the_rule_says(tmp_path, name, rule):
     assert listed.records == tuple(map(len, expected))
     assert all(listed.sha256)
     assert len(listed.contents) == 3
+
+
+@pytest.mark.parametrize("name", ["d.syr", "d.tar", "d.lmdb"])
+@pytest.mark.parametrize("rule", [{}, {"shards": 3}])
+def test_threads_share_a_writer(tmp_path, name, rule):
+    """What two wrote at the same time was mixed up, or was not there."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool, dataload.create(tmp_path / name, **rule) as writer:
+            [*pool.map(writer.write, RECORDS * 20)]
+    finally:
+        sys.setswitchinterval(interval)
+    with dataload.open(tmp_path / ("." if rule else name)) as source:
+        found = [record["y"].item() for record in source if (record["x"] == RECORDS[int(record["y"])]["x"]).all()]
+    assert sorted(found) == sorted([*range(25)] * 20)
 
 
 def test_nothing_is_kept_beside_new_shards(tmp_path, monkeypatch):

@@ -21,8 +21,9 @@ from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.manifest import Manifest, read_manifest, update_manifest
 from dataload.convert.ledger import ConversionLedger, Journal
 from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords, check_values, notes_of_values
-from dataload.convert.plan import Shard, Target, summarize_paths
+from dataload.convert.plan import Shard, Target, shard_of_source, summarize_paths
 from dataload.convert.writing import Writing, facts_of, prepare, write_shards
+from dataload.errors import ConfigError
 from dataload.jobs.engine import Engine, LocalEngine, engine_of
 from dataload.jobs.run import Done, Here, Mode, run_job
 from dataload.loader.bad_records import BadRecord, Budget
@@ -205,6 +206,9 @@ class ConvertJob:
         """Plan a conversion; `options` are the writer's."""
         budget = Budget(max_bad, error_report)
         plan = target.plan(len(source), shards=shards, records_per_shard=records_per_shard)
+        if len(plan) > 1 and (file := shard_of_source(plan, source)):
+            message = f"{file} is a file of the source: a conversion to it would lose records if it ended early"
+            raise ConfigError(f"{message}, so write to another directory", key="destination", value=file)
         writing = prepare(source, target, dict(options), keep_key, mapping)
         return cls(source, target, plan, writing, writing.settings(keep_key), budget)
 

@@ -156,6 +156,17 @@ class Target:
         return [shard.path for shard in plan if shard.name in names]
 
 
+def shard_of_source(plan: Sequence[Shard], source: Any) -> str | None:
+    """Return a shard to write that is a file of the source, if there is one."""
+    paths = {shard.name: shard.path for shard in plan}
+    files = source._files() if isinstance(source, Source) else ()  # pyright: ignore[reportPrivateUsage] # for sources
+    for held in (each for file, _ in files for each in (file, parent(file))):  # LMDB's are in a directory
+        path = paths.get(base_name(held))
+        if path is not None and os.path.realpath(path) == os.path.realpath(held):
+            return path
+    return None
+
+
 def _template(name: str, entry: Format) -> str:
     if _PLACEHOLDER.search(name):
         return name

@@ -371,6 +371,20 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
         convert(source_of(1), "a.syr", resume=True, overwrite=True)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.lmdb"])
+def test_shards_are_not_made_from_those_that_they_replace(tmp_path, name):
+    convert(source_of(90), tmp_path / name, shards=3)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with dataload.open(tmp_path / "link") as source:
+        for part in (source, source[40:]):
+            with pytest.raises(ConfigError, match=r"a-00000-of-00003.* is a file of the source"):
+                convert(part, tmp_path / name, shards=3, overwrite=True)
+        path = tmp_path / f"a-00000-of-00003{name[1:]}"
+        assert convert(source, path, overwrite=True).records == 90  # one file is replaced at the end
+    with dataload.open(path) as source:
+        assert_equal_records(source, records_of(90))
+
+
 def test_a_look_at_a_local_shard_finds_size_and_time(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
     found = find_shard(str(tmp_path / "x"))

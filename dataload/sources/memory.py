@@ -126,11 +126,11 @@ class MemorySource(Source[Any]):
         if self._columns is not None:
             return {
                 # column[index, ...] is an array even if column[index] is a scalar, as in all other sources
-                name: column[index, ...].copy() if isinstance(column, np.ndarray) else _own(column[index])
+                name: column[index, ...].copy() if isinstance(column, np.ndarray) else owned(column[index])
                 for name, column in self._columns.items()
             }
         record = self._records[index]
-        return {name: _own(value) for name, value in record.items()} if isinstance(record, Mapping) else _own(record)
+        return {name: owned(value) for name, value in record.items()} if isinstance(record, Mapping) else owned(record)
 
     def _read(self, indices: Int64Array) -> list[Any]:
         if self._columns is not None:
@@ -159,7 +159,7 @@ class MemorySource(Source[Any]):
             index = int(indices[np.argmax(refused)])
             raise CorruptFileError(f"field {name!r} is null, and not a float or a time: {REMEDIES}", index=index)
         if not isinstance(column, np.ndarray):
-            return [_own(column[index]) for index in indices.tolist()]
+            return [owned(column[index]) for index in indices.tolist()]
         if column.dtype.hasobject:
             return np.take(column, indices, axis=0)
         out = pooled_empty((len(indices), *column.shape[1:]), column.dtype)
@@ -248,14 +248,14 @@ def _has_long_array(value: Any) -> bool:
     return any(map(_has_long_array, values))
 
 
-def _own(value: Any) -> Any:
+def owned(value: Any) -> Any:
     """Return a value that the caller may modify."""
     if isinstance(value, (np.ndarray, bytearray)):
         return value.copy()
     if type(value) is list:
         items: list[Any] = value
-        return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(_own, items)]
-    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
+        return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(owned, items)]
+    return {key: owned(item) for key, item in value.items()} if type(value) is dict else value
 
 
 class RangeSource(Source[dict[str, int]]):

@@ -15,6 +15,7 @@ from dataload._util.settings import Above, Seconds, as_tuple, check_choice, chec
 from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
+from dataload.sources.memory import owned
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import Location
 from dataload.sources.views.adapt import WrappedSource, as_source
@@ -379,7 +380,7 @@ def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis
         inner = cast("dict[str, Any]", column)
         return {name: _cut(each, where, shape, has_axis) for name, each in inner.items()}
     if not isinstance(column, np.ndarray):
-        values = column if where is None else [column[at] for at in where.tolist()]
+        values = column if where is None else [owned(column[at]) for at in where.tolist()]
         return tuple(values[at :: shape[1]] for at in range(shape[1])) if has_axis else values
     found = cast("Array", column)
     if where is not None:

@@ -205,6 +205,12 @@ def test_follows_the_rules_of_sources():
     assert [*map(str, found.values())] == ["unknown", "unknown", "float64 (2)"]
 
 
+def test_windows_that_overlap_share_no_lists():
+    one, other = windows(MemorySource([{"x": [{"a": 1}]}] * 3), [3], 2).read([0, 1])
+    one["x"][1][0]["a"] = 2
+    assert other["x"] == ([{"a": 1}], [{"a": 1}])
+
+
 def test_reads_each_record_once_and_only_the_fields_that_need_it():
     class Counted(MemorySource):
         def _read_columns(self, indices, fields):

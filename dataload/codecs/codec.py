@@ -15,7 +15,7 @@ For other encodings, pass a function ``bytes -> record``, which can only read, o
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -146,7 +146,7 @@ def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | No
         if codec not in _MODULES:
             raise ConfigError(f"there is no codec {codec!r}: {closest(codec, CODEC_NAMES)}", key="codec", value=codec)
         return _NamedCodec(codec, limit)
-    has_both = callable(getattr(codec, "decode", None)) and callable(getattr(codec, "encode", None))
+    has_both = _has_both(codec)
     if has_both and not isinstance(codec, type):
         return _ObjectCodec(cast("Codec", codec))
     if callable(codec) and not has_both:
@@ -158,6 +158,21 @@ def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | No
         key="codec",
         value=codec,
     )
+
+
+def functions_in(value: Any) -> Iterator[Any]:
+    """Yield the user's functions and objects in an option, of which a fingerprint has only the names."""
+    if isinstance(value, Mapping):
+        for each in cast("Mapping[Any, Any]", value).values():
+            yield from functions_in(each)
+    elif isinstance(value, (_FunctionCodec, _ObjectCodec)):
+        yield from functions_in(value.function if isinstance(value, _FunctionCodec) else value.codec)
+    elif not type(value).__module__.startswith("dataload.") and (callable(value) or _has_both(value)):
+        yield value
+
+
+def _has_both(value: Any) -> bool:
+    return callable(getattr(value, "decode", None)) and callable(getattr(value, "encode", None))
 
 
 def takes_views(codec: Codec | None) -> bool:

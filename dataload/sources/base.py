@@ -87,7 +87,8 @@ class Source(Records[T_co]):
         """Return a source of the records for which `predicate` is true, in index order.
 
         All records are read once, now. For data in files, the result is kept, and found again while the data, the code
-        of the predicate, and all that the code refers to are the same. A predicate must depend on the record alone.
+        of the predicate, of codecs and of decoders, and all that it refers to are the same. A predicate must depend on
+        the record alone.
 
         A condition, such as ``dataload.field("label") == 3``, is evaluated column by column, much faster than a
         function. Row groups of Parquet that cannot have a match, by their statistics, are not read.
@@ -254,6 +255,9 @@ class ViewSource(Source[T_co]):
     def _files(self) -> Sequence[tuple[str, Remote | None]]:
         files = [parent._files() for parent in self._parents]
         return [file for some in files for file in some] if all(files) else ()
+
+    def _functions(self) -> Sequence[Any]:
+        return [function for parent in self._parents for function in parent._functions()]
 
     def close(self) -> None:
         """Close the parents too, because the user may only have this source."""

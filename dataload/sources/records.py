@@ -13,6 +13,7 @@ from dataload._util.indexing import as_indices, check_index
 from dataload._util.interactive import SaysInstead, html_table
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import row_bytes, select_fields
+from dataload.codecs.codec import functions_in
 from dataload.collate import default_collate
 from dataload.sources.shards import Location, shard_of
 from dataload.storage import Remote
@@ -28,6 +29,7 @@ class Records(SaysInstead, ABC, Generic[T_co]):
     """A sequence of records, from which `Source` makes others; see there."""
 
     _habits = "source"
+    _content: Mapping[str, Any] = {}  # options that affect the records, of sources of files
 
     @abstractmethod
     def __len__(self) -> int:
@@ -95,6 +97,10 @@ class Records(SaysInstead, ABC, Generic[T_co]):
     def _files(self) -> Sequence[tuple[str, Remote | None]]:
         """Return the files that hold the records, with the settings for URLs; none if they are elsewhere, too."""
         return ()
+
+    def _functions(self) -> Sequence[Any]:
+        """Return the user's functions that make records of the files; a fingerprint has only their names."""
+        return [*functions_in(self._content)]
 
     def _repr_html_(self) -> str | None:
         with suppress(Exception):  # it may be closed: notebooks then show its `repr`

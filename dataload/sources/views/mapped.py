@@ -21,6 +21,7 @@ from dataload.errors import ConfigError, DataloadError, closest
 from dataload.sources.base import Source, SubsetSource
 from dataload.sources.shards import locate
 from dataload.sources.views.concat import ConcatSource
+from dataload.sources.views.select import identity_of
 from dataload.storage import storage_of
 from dataload.storage.kept import CachedTable
 from dataload.storage.record_file import RecordFile
@@ -100,7 +101,7 @@ def key_of(source: Source[Any], transform: Any) -> IndexKey | None:
     """Return the key of the results; None if the data are not in files, or what decides the results is unknown."""
     files = source._files()  # pyright: ignore[reportPrivateUsage] # for sources
     try:
-        options = "mapped", code_digest([each.function for each in compose(transform)]), source.fingerprint()
+        options = "mapped", code_digest([each.function for each in compose(transform)]), *identity_of(source)
     except ValueError:
         return None
     return IndexKey.of_filter(files, options) if files else None

@@ -172,7 +172,7 @@ class Filter:
             is_condition = isinstance(self.predicate, Expression)
             # What version 0.2 has kept of conditions may be inexact.
             code = f"exactly {self.predicate!r}" if is_condition else code_digest(self.predicate)
-            options = code, self.fields, self.source.fingerprint()
+            options = code, self.fields, *identity_of(self.source)
         except ValueError as error:
             _log.warning(
                 "the result of filter is not kept, and will be computed again: %s, which may change without notice",
@@ -180,6 +180,12 @@ class Filter:
             )
             return None
         return IndexKey.of_filter(files, options)
+
+
+def identity_of(source: Any) -> tuple[str, ...]:
+    """Return what identifies the records of a source in files; ValueError if that is unknown."""
+    functions = source._functions()
+    return source.fingerprint(), *([code_digest(functions)] if functions else [])
 
 
 def run_filter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, Self
@@ -16,7 +17,7 @@ from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError, closest
 from dataload.sources.expression import parse
-from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks
+from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks, identity_of
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
@@ -103,7 +104,9 @@ class Division:
         require_known([name for name in (self.stratify, self.group) if name], source.fields, source)
         files, length = source._files(), len(source)
         reads = self.stratify or self.group  # else it is computed in no time
-        key = IndexKey.of_filter(files, (repr(self), source.fingerprint())) if files and reads else None
+        key: IndexKey | None = None
+        with suppress(ValueError):  # code that may change without notice
+            key = IndexKey.of_filter(files, (repr(self), *identity_of(source))) if files and reads else None
 
         def unpack(table: CachedTable) -> Array | None:
             found = table.arrays["parts"]

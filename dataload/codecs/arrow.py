@@ -137,9 +137,10 @@ def spec_of_type(kind: Any, shape: tuple[int, ...] | None = None) -> FieldSpec:
     if is_bytes(kind) or is_file(kind):
         return FieldSpec("bytes", ())
     if is_list(kind):
-        inner = spec_of_type(_leaf(kind)) if shape is not None else spec_of_type(kind.value_type)
-        if inner.dtype not in ("str", "bytes", "unknown") and inner.shape is not None and None not in inner.shape:
-            return FieldSpec(inner.dtype, (None, *inner.shape) if shape is None else shape)
+        item = _leaf(kind) if shape is not None else kind.value_type
+        if numbers_of(item) is not None:
+            inner = spec_of_type(item)
+            return FieldSpec(inner.dtype, (None, *(inner.shape or ())) if shape is None else shape)
     return FieldSpec("unknown", None)
 
 
@@ -195,7 +196,7 @@ def prepare(array: Any) -> Any:
     array = combined(array)
     if pa_module().types.is_dictionary(array.type):  # a long value may be used many times
         return array
-    array = _plain(array)
+    array = plain_array(array)
     numbers = numbers_of(array.type)
     if numbers is None or (_nulls(array) and (numbers.shape or numbers.dtype.kind not in "fmM")):
         return array
@@ -216,7 +217,7 @@ _NO_CONTEXT = ColumnContext()
 
 def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: tuple[int, ...] | None = None) -> Any:
     """Return an Arrow array as a column; lists of numbers become a list of arrays, of `shape` if nested."""
-    array = _plain(array)
+    array = plain_array(array)
     kind = array.type
     numbers = numbers_of(kind)
     if numbers is not None:
@@ -240,14 +241,14 @@ def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: t
     return array.to_pylist()
 
 
-def _plain(array: Any) -> Any:
+def plain_array(array: Any) -> Any:
     """Return an array in one chunk, without dictionary, views and extension types."""
     array = combined(array)
     kind = array.type
     if pa_module().types.is_dictionary(kind):
-        return _plain(array.dictionary).take(array.indices)
-    plain = without_views(kind)
-    return array if plain == kind else array.cast(plain)
+        return plain_array(array.dictionary).take(array.indices)
+    wanted = without_views(kind)
+    return array if wanted == kind else array.cast(wanted)
 
 
 def combined(array: Any) -> Any:

@@ -15,6 +15,7 @@ from dataload.codecs.arrow import (
     load_arrow,
     numbers_of,
     pa_module,
+    plain_array,
     split,
     to_column,
     without_views,
@@ -161,11 +162,12 @@ def _filled(array: Any, fill: Fill) -> tuple[Any, Array]:
             valid = pa.array(np.repeat(~gone, size))
             items = load_arrow("nulls", "pyarrow.compute").if_else(valid, items, pa.scalar(None, items.type))
         items, inner = _filled(items, fill)
-        if items.type != kind.value_type:
-            items = items.cast(kind.value_type)
-        return pa.FixedSizeListArray.from_arrays(items, size), gone | inner.reshape(count, size).any(axis=1)
+        array = pa.Array.from_buffers(pa.list_(items.type, size), count, [None], children=[items])
+        return array, gone | inner.reshape(count, size).any(axis=1)
     if not gone.any():
         return array, gone
+    if types.is_dictionary(kind) and without_views(kind.value_type) != kind.value_type:
+        array = pa.DictionaryArray.from_arrays(array.indices, plain_array(array.dictionary))
     scalar = _scalar(kind.value_type if types.is_dictionary(kind) else kind, fill)
     if scalar is None:
         return array, gone if fill.named else np.zeros(count, np.bool_)
@@ -181,7 +183,7 @@ def _scalar(kind: Any, fill: Fill) -> Any:
     if value is None:
         if is_bytes(kind):
             value = bytes(kind.byte_width) if types.is_fixed_size_binary(kind) else b""
-        elif types.is_map(kind):
+        elif types.is_map(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
             value = []
         elif is_number or types.is_boolean(kind) or is_text(kind):
             value = False if types.is_boolean(kind) else "" if is_text(kind) else 0

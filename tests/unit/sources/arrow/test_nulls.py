@@ -88,6 +88,21 @@ def test_masks_mark_neutral_values(path):
     assert np.isnat([record["when"] for record in records]).tolist() == [False, True, False, True, False, True, False]
 
 
+def test_masks_of_lists_that_parquet_does_not_have(tmp_path):
+    views, empty = pa.array([[1], None], pa.list_view(pa.int64())), pa.array([[], None], pa.list_(pa.int64(), 0))
+    numbers = pa.ListArray.from_arrays([0, 2, 3], pa.array([7, 8, 7]).dictionary_encode())
+    words = pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array(["x"], pa.string_view()))  # as Polars writes
+    path = tmp_path / "a.arrow"
+    pyarrow.feather.write_feather(
+        pa.table({"v": views, "e": empty, "n": numbers, "w": words}), path, compression="uncompressed"
+    )
+    source = dataload.open(path, nulls="mask")
+    batch = source.read_batch([0, 1])
+    assert (batch["v"], batch["e"].shape, batch["n"]) == ([[1], []], (2, 0), [[7, 8], [7]])
+    assert batch["v_is_null"].tolist() == batch["e_is_null"].tolist() == [False, True]
+    assert (batch["w"], batch["w_is_null"].tolist(), str(source.fields["n"])) == (["x", ""], [False, True], "unknown")
+
+
 def test_nulls_are_counted_before_one_is_read(path):
     found = "2 of 'n', 1 of 'u', 2 of 'b', 2 of 't', 2 of 'word'"
     with pytest.warns(UserWarning, match=re.escape(f"has nulls ({found}) in 6 records, and reading one is an error")):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from dataload.codecs.arrow import combined, load_arrow
+from dataload.codecs.arrow import combined, load_arrow, numbers_of, plain_array, to_column
 from dataload.errors import ConfigError
 from dataload.types import Array
 
@@ -140,7 +140,7 @@ class Expression:
     def matches_arrow(self, column: Callable[[str], Any]) -> Array:
         """Return where the condition holds, (rows,) bool, given arrays of pyarrow by name."""
         pa, pc = (load_arrow("a condition for Arrow", module) for module in ("pyarrow", "pyarrow.compute"))
-        arrays = {name: column(name) for name in self.fields}
+        arrays = {name: _comparable(column(name)) for name in self.fields}
         try:
             found = self._to_arrow(pc, arrays.__getitem__)
             if found.type != pa.bool_():
@@ -185,6 +185,14 @@ class Expression:
 def field(name: str) -> Expression:
     """Return a field for a condition, such as ``field("label") == 3``; see `Source.filter`."""
     return Expression("field", (name,))
+
+
+def _comparable(array: Any) -> Any:
+    """Return an array of pyarrow in a type whose values pyarrow can compare."""
+    pa, kind = load_arrow("a condition for Arrow"), getattr(array.type, "value_type", array.type)
+    if kind in (pa.string_view(), pa.binary_view()):
+        return plain_array(array)
+    return plain_array(array).cast(pa.float32()) if kind == pa.float16() else array
 
 
 def _bits(array: Any) -> Array:
@@ -241,6 +249,8 @@ def _are_numbers(values: Collection[Any]) -> bool:
 def _in_arrow(operation: str, array: Any, other: Any, pa: Any, pc: Any) -> Any:
     """Return where a comparison holds, given an array of pyarrow, or a field of it, whose type is not known yet."""
     kind, types, number = getattr(array, "type", None), pa.types, None
+    if kind is not None and (found := _among_times(operation, array, other)) is not None:
+        return pa.array(found)
     if kind is not None and any(is_it(kind) for is_it in (types.is_integer, types.is_float32, types.is_float64)):
         number = np.dtype(kind.to_pandas_dtype())
     if operation == "in":
@@ -256,6 +266,17 @@ def _in_arrow(operation: str, array: Any, other: Any, pa: Any, pc: Any) -> Any:
     elif type(other) is int and other > _INT64:  # pyarrow takes integers for int64
         other = pa.scalar(other, pa.uint64())
     return getattr(pc, _COMPARE[operation][1])(array, other)
+
+
+def _among_times(operation: str, array: Any, other: Any) -> Array | None:
+    """Return where a comparison of times with numpy's holds, (rows,) bool; None if they are not such."""
+    times, constants = numbers_of(array.type), other if operation == "in" else [other]
+    if times is None or times.dtype.kind not in "mM" or times.shape or not constants:
+        return None
+    if not all(isinstance(each, np.generic) and each.dtype.kind == times.dtype.kind for each in constants):
+        return None
+    values = to_column(array, "")
+    return np.isin(values, np.array([*other])) if operation == "in" else _COMPARE[operation][0](values, other)
 
 
 def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:

@@ -37,12 +37,14 @@ class BatchLoader:
     reads_columns: bool = field(init=False)
     _reads_many: bool = field(init=False)
     _is_ours: bool = field(init=False)
+    _owns: bool = field(init=False)  # whether samples get into the hands of the user, who may modify them
 
     def __post_init__(self) -> None:
         stacks = not self.transform and self.collate is default_collate
         object.__setattr__(self, "reads_columns", stacks and isinstance(self.source, ColumnReader))
         object.__setattr__(self, "_reads_many", isinstance(self.source, BatchReader))
         object.__setattr__(self, "_is_ours", isinstance(self.source, Source))
+        object.__setattr__(self, "_owns", not stacks)
 
     @property
     def reads_together(self) -> bool:
@@ -69,7 +71,7 @@ class BatchLoader:
             if self._is_ours:
                 samples = self.source.read(indices)
             else:
-                samples = records_at(self.source, indices.tolist(), many=self._reads_many)
+                samples = records_at(self.source, indices.tolist(), many=self._reads_many, own=self._owns)
         if self.fields is None:
             return samples
         return [select_fields(sample, self.fields) for sample in samples]

@@ -1,10 +1,11 @@
 """Sources in memory: records, for small data and as a reference in tests, and integers, for testing orders."""
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from dataload.catalog.facts import require_known, select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import columns_of, with_masks
 from dataload.collate import default_collate
+from dataload.collate.columns import like
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import Source
 from dataload.storage.core import core
@@ -249,13 +251,20 @@ def _has_long_array(value: Any) -> bool:
 
 
 def owned(value: Any) -> Any:
-    """Return a value that the caller may modify."""
+    """Return a record or a value that the caller may modify."""
+    if type(value) in IMMUTABLE:
+        return value
     if isinstance(value, (np.ndarray, bytearray)):
         return value.copy()
     if type(value) is list:
         items: list[Any] = value
         return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(owned, items)]
-    return {key: owned(item) for key, item in value.items()} if type(value) is dict else value
+    if type(value) is dict:
+        return {key: owned(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return like(type(value), map(owned, cast("tuple[Any, ...]", value)))
+    is_tensor = hasattr(value, "__array__") and not isinstance(value, np.generic)
+    return copy.deepcopy(value) if is_tensor else value
 
 
 class RangeSource(Source[dict[str, int]]):

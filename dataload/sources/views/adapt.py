@@ -18,7 +18,7 @@ from dataload.catalog.facts import spec_of
 from dataload.collate.columns import describe_field, map_columns
 from dataload.errors import SourceError, redacted
 from dataload.sources.base import Source
-from dataload.sources.memory import MemorySource
+from dataload.sources.memory import MemorySource, owned
 from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.sources.shards import Location, locate
 from dataload.types import (
@@ -80,8 +80,8 @@ def as_source(data: Any) -> Source[Any]:
     return found if isinstance(found, Source) else WrappedSource(found)
 
 
-def records_at(data: Any, indices: list[int], *, many: bool) -> list[Any]:
-    """Return records of a source of one's own by its `__getitem__`, or if `many` by its `__getitems__`."""
+def records_at(data: Any, indices: list[int], *, many: bool, own: bool = True) -> list[Any]:
+    """Return records of a source of one's own, by `__getitems__` if `many`; if `own`, copies of those of a list."""
     try:
         records: Any = data.__getitems__(indices) if many else [*map(getitem, repeat(data), indices)]
         if isinstance(records, Mapping) or not hasattr(records, "__len__"):
@@ -93,7 +93,7 @@ def records_at(data: Any, indices: list[int], *, many: bool) -> list[Any]:
     except Exception as error:
         mark_users(error)
         raise
-    return list(records)
+    return [*map(owned, records)] if own and type(data) in (list, tuple) else list(records)
 
 
 def columns_at(data: Any, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:

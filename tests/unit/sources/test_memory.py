@@ -68,6 +68,21 @@ def test_what_is_read_may_be_modified():
             chat.append({})
 
 
+def test_transforms_may_modify_the_records_of_a_list():
+    records = [{"x": i, "a": np.full(2, i), "t": (np.full(2, i), {"k": i})} for i in range(4)]
+
+    def change(sample):
+        sample["x"] += 1
+        for array in (sample["a"], sample["t"][0]):
+            array *= 2
+        sample["t"][1]["k"] += 1
+        return sample
+
+    for source in (records, dataload.concat([records]), MemorySource(records)):
+        loader = dataload.Loader(source, batch_size=4, transform=change)
+        same(next(iter(loader)), next(iter(loader)))
+
+
 def test_lists_of_lists_need_not_be_arrays(tmp_path):
     records = [{"x": [[1, 2], [3]]}, {"x": [[4], []]}]
     with dataload.create(tmp_path / "a.lmdb", codec="msgpack") as writer:

@@ -1,6 +1,5 @@
 """Sources in memory: records, for small data and as a reference in tests, and integers, for testing orders."""
 
-import copy
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -263,8 +262,7 @@ def owned(value: Any) -> Any:
         return {key: owned(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return like(type(value), map(owned, cast("tuple[Any, ...]", value)))
-    is_tensor = hasattr(value, "__array__") and not isinstance(value, np.generic)
-    return copy.deepcopy(value) if is_tensor else value
+    return value.clone() if hasattr(value, "__array__") and hasattr(value, "clone") else value  # a tensor of torch
 
 
 class RangeSource(Source[dict[str, int]]):

@@ -14,6 +14,7 @@ from dataload._util.randomness import KEY_WORDS, derive_key, generator, permute
 from dataload.errors import ConfigError, SourceError, StateMismatchError, printable
 from dataload.executors.base import WorkerStatus
 from dataload.samplers.streams.sampler import ChunkEnd
+from dataload.sources.memory import owned
 from dataload.transforms import NamedTransform
 from dataload.types import Int64Array
 
@@ -185,7 +186,7 @@ class RowStream:
                 continue
             if not taken.samples:
                 taken = Taken(self.sequence, self._offset, [], [])
-            taken.samples.append(sample)
+            taken.samples.append(owned(sample))  # it waits for its batch, and the stream may fill the same buffer again
             taken.starts.append(not self._offset)
             self._offset += 1
             if ends != "drop":

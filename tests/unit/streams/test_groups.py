@@ -73,6 +73,16 @@ def test_groups_of_any_size_equal_groups_of_one_also_after_a_resume(case, sizes,
             assert found == expected[step + 1 :]
 
 
+def test_a_stream_may_fill_the_same_buffer_again():
+    def fill(length):
+        buffer = np.zeros((), np.int64)
+        for buffer[()] in range(length):
+            yield buffer
+
+    with groups_of(3), MultiStreamLoader(fill, [6], batch_size=1, chunk=2, mode="split") as loader:
+        assert [batch["data"].tolist() for batch in loader] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+
+
 class Losing(SerialExecutor):
     """Loses a worker in place of each result that `lost` has a 1 for."""
 

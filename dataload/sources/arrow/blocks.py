@@ -137,6 +137,14 @@ class _Kept:
         self._data, self._ends = core().Maps(blocks), core().Maps(blocks)
         self._refs: dict[int, Any] = {}
 
+    def grown(self, blocks: int) -> _Kept:
+        """Return the same with room for so many blocks."""
+        found = _Kept(blocks)
+        for block, known in [*self._refs.items()]:
+            if (column := known()) is not None:
+                found.keep(block, column)
+        return found
+
     def keep(self, block: int, column: Column) -> None:
         """Note a column of a block."""
         if column.form.kind == "" or not isinstance(column.sizes, int):
@@ -237,8 +245,10 @@ class Blocks:
     def _column(self, name: Any) -> _Kept:
         """Return a column of all blocks."""
         found = self._kept.get(name)
-        if found is None or len(found.form_of) < self._count:
+        if found is None:
             found = self._kept[name] = _Kept(self._count)
+        elif len(found.form_of) < self._count:  # files that are opened when they are read come one by one
+            found = self._kept[name] = found.grown(max(self._count, 2 * len(found.form_of)))
         return found
 
     def read(

@@ -1,6 +1,7 @@
 """What the pages of Parquet files claim: all files of pyarrow are understood, and what lies is refused."""
 
 import io
+import pickle
 import weakref
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dataload
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.parquet import claim_of, read_chunks
 from dataload.sources.arrow.table import TableReader
@@ -110,3 +112,16 @@ def test_groups_are_decoded_one_at_a_time(tmp_path, monkeypatch):
         batch = source.read_batch([38, 1, 12, 30])
     assert (batch["x"].tolist(), list(batch["t"])) == ([38, 1, 12, 30], ["38", "1", "12", "30"])
     assert len(seen) == 8
+
+
+def test_groups_stay_at_hand_when_other_files_are_opened(tmp_path, monkeypatch):
+    for number in range(5):
+        pq.write_table(pa.table({"x": [number], "t": [f"{number}"]}), tmp_path / f"{number}.parquet")
+    source = dataload.open(tmp_path)
+    with pickling_for_worker():
+        source = pickle.loads(pickle.dumps(source))  # which opens a file when it is read
+    real, loads = TableReader.load, []
+    monkeypatch.setattr(TableReader, "load", lambda self, *given: (loads.append(self), real(self, *given)))
+    for number in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4):
+        assert source.read_batch([number]) == {"x": [number], "t": [f"{number}"]}
+    assert len(loads) == 5

@@ -18,7 +18,6 @@ from dataload.convert.blocks import size_of
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
-from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
@@ -76,8 +75,7 @@ class ShardedWriter(ClosedOrAborted):
     def write(self, record: Any) -> None:
         """Append one record. After an error of the format, the files are unchanged."""
         with self._lock:
-            if self._state != "open":
-                raise ConfigError(f"the writer of {self._target.path} is {self._state}: nothing more can be written")
+            self._check_open(self._target.path)
             if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
                 # By default a tar writer numbers the samples of each shard from 0.
                 record = {KEY: f"{self._first + self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
@@ -127,6 +125,7 @@ class ShardedWriter(ClosedOrAborted):
         with self._lock:
             if self._state != "open":
                 return
+            self._check_open(self._target.path)
             try:
                 self._publish()
             except BaseException as error:

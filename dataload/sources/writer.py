@@ -26,6 +26,7 @@ class ClosedOrAborted(ABC):
 
     _pid: int  # of the process that made it
     _lock: threading.RLock  # held by the thread that writes, closes or aborts
+    _state: str
 
     @abstractmethod
     def close(self) -> None:
@@ -41,6 +42,8 @@ class ClosedOrAborted(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._pid != os.getpid():
+            return  # a forked child leaves its parent's file alone
         if error is None:
             self.close()
         else:
@@ -53,10 +56,15 @@ class ClosedOrAborted(ABC):
         except Exception as failure:
             error.add_note(f"closing {self!r} failed, too: {message_of(failure)}")
 
+    def _check_open(self, path: str) -> None:
+        state = self._state if self._pid == os.getpid() else "of another process"
+        if state != "open":
+            raise ConfigError(f"the writer of {path} is {state}: nothing more can be written")
+
     def __del__(self) -> None:
         # A writer that was never closed leaves nothing behind.
         with contextlib.suppress(Exception):
-            if self._pid == os.getpid():  # a forked child must not delete its parent's file
+            if self._pid == os.getpid():
                 self.abort()
 
 
@@ -168,7 +176,7 @@ class Writer(ClosedOrAborted):
             SourceError: The operating system reports an error, such as a full disk.
         """
         with self._lock:
-            self._check_open()
+            self._check_open(self.path)
             try:
                 self._write(record)
             except OSError:
@@ -188,12 +196,8 @@ class Writer(ClosedOrAborted):
                 self.write(record)
             return
         with self._lock, write_errors(self.path):
-            self._check_open()
+            self._check_open(self.path)
             self._write_all(cast("Sequence[Any]", records))
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise ConfigError(f"the writer of {self.path} is {self._state}: nothing more can be written")
 
     def close(self) -> None:
         """Complete the file and rename it to its destination. May be called twice.
@@ -205,6 +209,7 @@ class Writer(ClosedOrAborted):
         with self._lock:
             if self._state != "open":
                 return
+            self._check_open(self.path)
             try:
                 with write_errors(self.path):
                     self._finish()

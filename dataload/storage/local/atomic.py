@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import hashlib
+import io
 import os
 import platform
 import shutil
@@ -25,6 +26,17 @@ _ASIDE = ".old"
 _NO_REPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
 _THIS_DIRECTORY = -100  # AT_FDCWD
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOLCK, errno.EBADF}
+
+
+class _OwnFile(io.FileIO):
+    """A file of this process: what is in the buffer at a fork is not written by the child's end, too."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        super().__init__(path, mode)
+        self._pid = os.getpid()
+
+    def write(self, data: Any, /) -> int:
+        return super().write(data) if self._pid == os.getpid() else memoryview(data).nbytes
 
 
 class AtomicFile:
@@ -55,7 +67,7 @@ class AtomicFile:
         if os.path.isdir(self.path):
             self.abort()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
-        return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
+        return io.BufferedWriter(_OwnFile(self.temporary, "xb"), _BUFFER_BYTES)
 
     def inside(self, name: str) -> str:
         """Return the path for a file in the temporary, which is a directory; the folders above it are made."""

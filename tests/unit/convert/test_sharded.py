@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -67,6 +68,30 @@ def test_threads_share_a_writer(tmp_path, name, rule):
     with dataload.open(tmp_path / ("." if rule else name)) as source:
         found = [record["y"].item() for record in source if (record["x"] == RECORDS[int(record["y"])]["x"]).all()]
     assert sorted(found) == sorted([*range(25)] * 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
+@pytest.mark.parametrize("rule", [{}, {"shards": 3}])
+def test_the_end_of_a_forked_child_leaves_the_files_alone(tmp_path, rule):
+    """It wrote what its parent had in the buffer, too, and left a ``with`` by deleting everything."""
+    writer = dataload.create(tmp_path / "d.jsonl", **rule)
+    writer.extend({"y": i} for i in range(9))
+    if not (child := os.fork()):
+        try:
+            with suppress(SystemExit), writer:
+                for late in (lambda: writer.write({"y": 9}), writer.close):
+                    with pytest.raises(ConfigError, match="is of another process"):
+                        late()
+                sys.exit()
+            del writer, late
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with writer:
+        writer.write({"y": 9})
+    with dataload.open(tmp_path / ("." if rule else "d.jsonl")) as source:
+        assert sorted(source.read_batch(range(len(source)))["y"].tolist()) == [*range(10)]
 
 
 def test_nothing_is_kept_beside_new_shards(tmp_path, monkeypatch):

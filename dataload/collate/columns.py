@@ -28,10 +28,10 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
     kind: type[Any] = dict
     nested: dict[str, list[tuple[Int64Array, Any]]] = {}
     lazy: dict[str, list[tuple[Int64Array, BytesColumn]]] = {}
-    first_row = 0
+    first_row = -1
     for where, piece in pieces:
         batch = _by_name(piece)
-        if not out:
+        if first_row < 0:
             kind, first_row = type(piece), int(where[0])
             out = {name: _column_like(column, rows) for name, column in batch.items()}
         if batch.keys() != out.keys():

@@ -303,6 +303,7 @@ def test_integers_of_64_bits_are_not_rounded():
     ("first", "second", "message"),
     [
         ([0, {"x": np.zeros(1)}], [1, {"y": np.zeros(1)}], DIFFER.format(1, "x, y only in one")),
+        ([0, {}], [1, {"y": np.zeros(1)}], DIFFER.format(1, "y only in one")),
         ([0, np.zeros(1)], [1, {"y": np.zeros(1)}], DIFFER.format(1, "values without a name, y only in one")),
         ([2, {"x": np.zeros((1, 3))}], [0, {"x": np.zeros((1, 4))}], r"'x': row 2 is float64 \(3,\), row 0 is float64"),
         ([0, {"x": np.zeros(1)}], [1, {"x": np.zeros(1, F32)}], r"row 0 is float64 \(\), row 1 is float32 \(\)"),

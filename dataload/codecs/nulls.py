@@ -218,20 +218,28 @@ def _fits(kind: Any, fill: Fill) -> bool:
     return _scalar(kind, fill) is not None
 
 
-def columns_of(table: Any, names: Sequence[str] | None, nulls: NullPolicy) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the columns, arrays or lists, of a table in memory: any object with ``__arrow_c_stream__``.
+class TableColumns(NamedTuple):
+    """The columns of a table in memory by name, and, (rows,) bool, where some of them have nulls."""
 
-    Also, (rows,) bool for each column that may not be read everywhere, where it is null.
-    """
+    columns: dict[str, Any]  # arrays or lists
+    refused: dict[str, Array]  # where a column may not be read
+    nulls: dict[str, Array]  # where a column is null, whatever stands there
+
+
+def columns_of(table: Any, names: Sequence[str] | None, nulls: NullPolicy) -> TableColumns:
+    """Return the columns of a table: any object with ``__arrow_c_stream__``."""
     found = pa_module().table(table)
     known = [name for name in found.column_names if not name.startswith("__index_level_")]  # pandas adds its index
     columns: dict[str, Any] = {}
     refused: dict[str, Array] = {}
+    gone: dict[str, Array] = {}
     for name in known if names is None else names:
         if found.column_names.count(name) != 1:
             message = f"the table has several columns {name!r}" if name in known else f"there is no field {name!r}"
             raise ConfigError(f"{message}: {closest(name, known)}", key="fields", value=name)
         array = found.column(name)
+        if array.null_count:
+            gone[name] = array.is_null().to_numpy()
         fill = fill_of(nulls, name, array.type)
         array, filled = fill_nulls(array, fill or Fill(None, masked=False, named=False))
         if pa_module().types.is_null(array.type):
@@ -246,4 +254,4 @@ def columns_of(table: Any, names: Sequence[str] | None, nulls: NullPolicy) -> tu
             columns[mask_name(name)] = filled
     masked = [name for name in columns if (fill := policy_of(nulls, name)) and fill.masked and name in known]
     check_names(nulls, masked, known, "the table")
-    return columns, refused
+    return TableColumns(columns, refused, gone)

@@ -283,7 +283,7 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
     """Return a verdict on each row."""
     (name,) = leaf.fields
     every, compared = _values(column(name), name), leaf.operands[-1]
-    valid = np.ones(len(every), np.bool_)
+    every, valid = np.ma.getdata(every), ~np.ma.getmaskarray(every)
     if every.dtype == object:
         valid = np.fromiter((value is not None for value in every), np.bool_, len(every))
     if leaf.operation == "is_null":

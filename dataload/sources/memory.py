@@ -18,6 +18,8 @@ from dataload.collate import default_collate
 from dataload.collate.columns import like
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import Source
+from dataload.sources.expression import Expression
+from dataload.sources.views.select import match_columns
 from dataload.storage.core import core
 from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
@@ -55,8 +57,9 @@ class MemorySource(Source[Any]):
         self._columns: dict[str, Any] | None = None
         self._records: list[Any] = []
         self._nulls: dict[str, Array] = {}  # (rows,) bool, by column that may not be read there
+        self._gone: dict[str, Array] = {}  # (rows,) bool, by column that has nulls, also where a value stands for them
         if hasattr(data, "__arrow_c_stream__"):
-            data, self._nulls = columns_of(data, self._selected, nulls)
+            data, self._nulls, self._gone = columns_of(data, self._selected, nulls)
             self._selected = with_masks(self._selected, data, nulls)
         elif nulls is not None:
             message = f"nulls is for tables, and the data are {type(data).__name__!r}"
@@ -153,6 +156,25 @@ class MemorySource(Source[Any]):
         return {
             name: default_collate.column(c, name) if isinstance(c, list) and c else c for name, c in columns.items()
         }
+
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
+        """See `Source._matches`: nulls are null, whatever stands for them."""
+        if not self._gone.keys() & {*condition.fields}:
+            return super()._matches(condition, indices)
+        return match_columns(
+            lambda rows: {name: self._compared(name, rows) for name in condition.fields}, condition, len(self), indices
+        )
+
+    def _compared(self, name: str, indices: Int64Array) -> Any:
+        """Return the values of a column that a condition compares, which are masked or None where it has nulls."""
+        if name not in self._gone or self._columns is None:
+            return self._values(name, indices)
+        column, gone = self._columns[name], self._gone[name][indices]
+        if not isinstance(column, np.ndarray):
+            return [
+                None if is_null else column[at] for at, is_null in zip(indices.tolist(), gone.tolist(), strict=True)
+            ]
+        return np.ma.MaskedArray(column[indices], gone) if column.ndim == 1 else column[indices]
 
     def _values(self, name: str, indices: Int64Array) -> Any:
         column = self._columns[name] if self._columns is not None else ()

@@ -288,8 +288,12 @@ class OpenShards(Generic[T_co]):
         """Return records in the requested order; see `ShardReader.read`."""
         if len(self.ends) == 1:
             return self.reader(0).read(indices, fields)
+        return self.gathered(indices, lambda reader, local: reader.read(local, fields))
+
+    def gathered(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], list[Any]]) -> list[Any]:
+        """Return what `read` makes of records of a shard, in the requested order."""
         records: list[Any] = [None] * len(indices)
-        for rows, found in self.read(indices, lambda reader, local: reader.read(local, fields)):
+        for rows, found in self.read(indices, read):
             if rows is None:
                 return found
             for row, record in zip(rows.tolist(), found, strict=True):

@@ -22,7 +22,7 @@ from dataload.catalog.facts import require_known
 from dataload.codecs import arrow
 from dataload.codecs.arrow import REMEDIES, ColumnContext, load_arrow, pa_module
 from dataload.codecs.decoders import Decoder
-from dataload.codecs.nulls import Fill, with_masks
+from dataload.codecs.nulls import Fill, fill_nulls, with_masks
 from dataload.errors import CorruptFileError, DataloadError
 from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.blocks import Blocks, Column, Form
@@ -170,7 +170,8 @@ class TableReader(ShardReader[Record]):
     def _raw(self, group: int, name: str) -> Any:
         """Return a column of a group as it is stored, as an array of pyarrow."""
         if name in self._bases:
-            return self._raw(group, self._bases[name]).is_null()
+            base = self._bases[name]
+            return pa_module().array(fill_nulls(self._raw(group, base), self._fills[base])[1])
         with self._opened(group, [name]) as decode:
             return decode(name)
 

@@ -95,13 +95,29 @@ class JsonlSource(FileSource[Record]):
         return len(self.paths) > 1 and any(map(is_compressed, self.paths))
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
-        """See `Source._matches`: None is null, and so is what a record lacks."""
+        """See `Source._matches`: None is null, and so is what a record lacks, whatever stands for them."""
+        opened = self._data_set()  # which finds the fills
+        masked = {mask: name for name, (_, mask) in self._fills.items() if mask is not None}
 
         def read(rows: Int64Array) -> dict[str, list[Any]]:
-            records = self._read(rows)
-            return {name: [record.get(name) for record in records] for name in condition.fields}
+            records = opened.gathered(rows, lambda reader, local: cast("_Reader", reader).parse(local))
+            return {
+                name: [record.get(masked[name]) is None for record in records]
+                if name in masked
+                else [record.get(name) for record in records]
+                for name in condition.fields
+            }
 
         return match_columns(read, condition, len(self), indices)
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        opened = self._data_set()
+        if len(opened.ends) == 1:
+            return super()._read_columns(indices, fields)
+        # Columns of each file would differ in type: numbers of some records are integers in JSON, others floats.
+        chosen = self._choose(fields, opened)
+        records = opened.gathered(indices, lambda reader, local: cast("_Reader", reader).read_alike(local, chosen))
+        return default_collate(records)
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         return with_masks(self._selected, known, self.options.nulls)
@@ -170,7 +186,8 @@ class _Reader(ShardReader[Record]):
             return {n: spec_of(v) if type(v) in _PLAIN else FieldSpec("unknown", None) for n, v in record.items()}
         return {}
 
-    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+    def parse(self, indices: Int64Array) -> list[Record]:
+        """Return the objects of lines, without values in place of nulls."""
         starts, lengths = self._spans(indices)
         check_lengths(lengths * _MEMORY, self._limit, indices, self._path)
         texts = self._texts(starts, lengths)
@@ -183,6 +200,10 @@ class _Reader(ShardReader[Record]):
             row = next(row for row, record in enumerate(records) if type(record) is not dict)
             message = f"expected a JSON object, found {texts[row].strip()[:40]!r}"
             raise CorruptFileError(message, path=self._path, offset=int(starts[row]), index=int(indices[row]))
+        return records
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        records = self.parse(indices)
         for name, (value, mask) in self._fills.items():
             if fields is None or name in fields or mask in fields:
                 for record in records:
@@ -194,13 +215,17 @@ class _Reader(ShardReader[Record]):
         return records if fields is None else [select_fields(record, fields) for record in records]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        return default_collate(self.read_alike(indices, fields))
+
+    def read_alike(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        """Return records for a batch, none of which has a null where others have numbers or text."""
         records = self.read(indices, fields)
         for name in records[0]:
             values = [record.get(name) for record in records]
             if None in values and (not _PLAIN.isdisjoint(map(type, values)) or self._is_plain(name)):
                 message = f"field {name!r} is null, and other records have numbers or text: {REMEDIES}"
                 raise CorruptFileError(message, path=self._path, index=int(indices[values.index(None)]))
-        return default_collate(records)
+        return records
 
     def _is_plain(self, name: str) -> bool:
         """Return whether one of the first records has a number or text in a field."""

@@ -84,6 +84,7 @@ def sources(tmp_path_factory):
     records = [{name: values[row] for name, values in ROWS.items()} for row in range(6)]
     (directory / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     opened.append(dataload.open(directory / "a.jsonl"))
+    opened += [dataload.open(directory / "a.jsonl", nulls="mask"), MemorySource(table, nulls="mask")]
     for source in opened:
         source.read([0])  # maps its file, which takes a descriptor
     return opened

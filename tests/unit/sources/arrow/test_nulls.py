@@ -75,6 +75,8 @@ def test_masks_mark_neutral_values(path):
     for name in masked:
         expected = COLUMNS[name].is_null().to_numpy(zero_copy_only=False)
         expected[FILLED.get(name, [])] = True
+        chosen = source.filter(dataload.field(f"{name}_is_null")).indices
+        assert chosen.tolist() == np.flatnonzero(expected).tolist(), name
         if name == "vector":  # an item that is null stays NaN, as in other floats
             assert np.isnan(records[1]["vector"]).all()
             assert np.isnan(records[5]["vector"][1])

@@ -109,6 +109,12 @@ def test_a_compressed_file_that_changes(tmp_path):
         source[0]
 
 
+def test_numbers_of_several_files_make_one_column(tmp_path):
+    texts = {"a": b'{"x": 1}\n', "b": b'{"x": 0.5}\n'}
+    source = dataload.open([write(tmp_path / f"{name}.jsonl.gz", gz(text)) for name, text in texts.items()])
+    assert source.read_batch([1, 0, 1])["x"].tolist() == [0.5, 1.0, 0.5]
+
+
 def test_only_lines_of_the_file_are_taken_from_the_cache(tmp_path):
     data = b"1234\n" * 60_000
     edges = find_lines([data], len(data))

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.settings import Least, check_count, check_settings, setting_error
 from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.samplers.common import MAX_LENGTH, BoolArray, check_sampler, records_of, set_fields
+from dataload.samplers.common import MAX_LENGTH, BoolArray, check_sampler, indices_of, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
@@ -285,14 +285,7 @@ class BatchSampler(OverSampler):
         return [BatchPlan(step, part) for step, part in zip(steps, parts, strict=True)]
 
     def _indices(self, positions: Int64Array, epoch: int) -> Int64Array:
-        found: Any = self.sampler.indices(positions.ravel(), epoch=epoch)
-        indices = np.asarray(found)
-        if indices.size != positions.size or (indices.size and indices.dtype.kind not in "iu"):
-            message = (
-                f"{type(self.sampler).__name__}.indices must return an integer for each of {positions.size} positions"
-            )
-            raise ConfigError(f"{message}, got {found!r:.80}", key="sampler")
-        return indices.reshape(positions.shape)
+        return indices_of(self.sampler, positions.ravel(), epoch).reshape(positions.shape)
 
 
 _BLOCK = 1 << 18
@@ -307,7 +300,7 @@ def positions_of(sampler: Sampler, index: int, *, epoch: int, below: int = MAX_L
     found = [np.empty(0, np.int64)]
     for start in range(0, below, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, below))
-        found.append(block[sampler.indices(block, epoch=epoch) == index])
+        found.append(block[indices_of(sampler, block, epoch) == index])
     return np.concatenate(found)
 
 
@@ -356,7 +349,7 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
         start, below = (min(planner.items(epoch), origin + step * size) for step in (steps.start, steps.stop))
         if steps.start and below - start <= _BLOCK:  # `positions_of` would begin at position 0
             block = np.arange(start, below)
-            found = block[planner.sampler.indices(block, epoch=epoch) == index]
+            found = block[indices_of(planner.sampler, block, epoch) == index]
         else:
             planner.sampler.indices(np.arange(start, min(start + 1, below)), epoch=epoch)  # refuses what it forgot
             found = positions_of(planner.sampler, index, epoch=epoch, below=below)

@@ -107,6 +107,16 @@ def records_of(sampler: Sampler) -> int:
     return len(sampler) if records is None else int(records)
 
 
+def indices_of(sampler: Sampler, positions: Int64Array, epoch: int) -> Int64Array:
+    """Return the indices at positions, (n,) int64, after a check: the sampler may be the user's."""
+    found: Any = sampler.indices(positions, epoch=epoch)
+    indices = np.asarray(found)
+    if indices.size != positions.size or (indices.size and indices.dtype.kind not in "iu"):
+        message = f"{type(sampler).__name__}.indices must return an integer for each of {positions.size} positions"
+        raise ConfigError(f"{message}, got {found!r:.80}", key="sampler")
+    return indices.reshape(positions.shape)
+
+
 def source_lengths_of(order: Any) -> tuple[int, ...] | None:
     """Return the records of the source that an order was made for, by parts if it mixes several; None if any fit."""
     while order is not None and getattr(order, "source_lengths", None) is None:

@@ -15,7 +15,7 @@ from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
-from dataload.samplers.common import Float64Array, check_lengths
+from dataload.samplers.common import Float64Array, check_lengths, indices_of
 from dataload.types import Int64Array
 
 WHOLE_UP_TO = 2**20
@@ -35,7 +35,7 @@ def global_rows(planner: BatchPlanner, steps: range, *, epoch: int) -> tuple[Int
     if isinstance(planner, BatchSampler):  # avoids one object per step
         bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
         bounds = np.minimum(bounds, planner.items(epoch))
-        return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
+        return indices_of(planner.sampler, np.arange(bounds[0], bounds[-1]), epoch), np.diff(bounds)
     # A planner of one rank makes a global step in several steps, without the padding that ranks add.
     tail = "drop" if planner.tail == "drop" else "partial"
     alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner

@@ -113,6 +113,8 @@ def test_a_sampler_that_does_not_return_an_index_for_each_position(returned, got
     message = f"Own.indices must return an integer for each of 5 positions, got {got}"
     with pytest.raises(ConfigError, match=message):
         BatchSampler(sampler=sampler, batch_size=5).plans(range(1), epoch=0)
+    lists = type("Own", (), {"__len__": lambda _: 5, "indices": lambda _, positions, epoch: [*positions]})()
+    assert positions_of(lists, 3, epoch=0).tolist() == [3]
 
 
 @pytest.mark.parametrize(

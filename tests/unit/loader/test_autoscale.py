@@ -17,6 +17,7 @@ from dataload.loader import scaling as autoscale
 from dataload.loader.pipeline import TaskSizer, one_by_one
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Bounds, Scaling, Setting, ThroughputSample, first_search, search
+from dataload.loader.step import StepResult
 from dataload.samplers import GlobalShuffle
 
 BOUNDS = Bounds(least=0, most=8, prefetch=2)
@@ -171,18 +172,6 @@ def test_it_follows_a_workload_that_changes(before, after):
 # Simulated time
 
 
-class Step(NamedTuple):
-    spans: tuple
-    epoch: int = 0
-    step: int = 0
-    rows: int = 1
-    nbytes: int = 1
-    bad: tuple = ()
-    error: None = None
-    worker: str = "dataload-0"
-    downloads: object = None
-
-
 class Simulation:
     """A consumer, and workers that wait `io` seconds and then compute `cpu` seconds for each batch, in order.
 
@@ -238,7 +227,7 @@ class Simulation:
             begun, ended = self.made[self.taken]
             self.recorder.begin_wait()
             self.now = max(self.now, ended)
-            self.recorder.end_wait(Step((("read", begun, ended),)))
+            self.recorder.end_wait(StepResult(0, 0, None, None, 1, 1, [("read", begun, ended)], [], "dataload-0"))
             self.taken += 1
             if scaling is not None:
                 scaling.look(self.recorder, self.in_flight, self.use)

@@ -6,7 +6,6 @@ import re
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from html import unescape
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,21 +15,12 @@ from hypothesis import strategies as st
 from dataload import Loader, MemorySource, RangeSource, WorkerError
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
+from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Downloads, Report, Request, Traffic
 
 
-class Step(NamedTuple):
-    """A step as workers report it."""
-
-    spans: tuple = ()
-    rows: int = 1
-    nbytes: int = 0
-    bad: tuple = ()
-    error: Exception | None = None
-    epoch: int = 0
-    step: int = 0
-    worker: str = "dataload-0"
-    downloads: object = None
+def made_step(spans=(), rows=1, nbytes=0, bad=(), **more):
+    return StepResult(0, 0, None, more.pop("error", None), rows, nbytes, spans, bad, "dataload-0", **more)
 
 
 class Clock:
@@ -61,10 +51,10 @@ def test_a_script_of_known_times():
     clock.now = 0.0
     made.resume()
     read, transform = ("read", 0.0, 1.0), ("transform", 1.0, 3.0)
-    consume(made, clock, 0.0, 3.5, Step((read, transform), rows=4, nbytes=40))  # 3.5 s for the first
+    consume(made, clock, 0.0, 3.5, made_step((read, transform), rows=4, nbytes=40))  # 3.5 s for the first
     assert made.lag == 0.5
-    consume(made, clock, 4.0, 4.25, Step((("read", 1.0, 2.0), ("transform", 2.0, 4.2)), rows=4, nbytes=40))
-    consume(made, clock, 5.0, 5.0, Step((("read", 2.0, 3.0),), rows=2, nbytes=20, bad=("a", "b")))
+    consume(made, clock, 4.0, 4.25, made_step((("read", 1.0, 2.0), ("transform", 2.0, 4.2)), rows=4, nbytes=40))
+    consume(made, clock, 5.0, 5.0, made_step((("read", 2.0, 3.0),), rows=2, nbytes=20, bad=("a", "b")))
     clock.now = 7.0
     made.pause()
     found = made.snapshot(2)
@@ -87,7 +77,7 @@ def test_a_step_that_fails_is_waited_for_but_not_received():
     clock = Clock()
     made = recorder(clock)
     made.resume()
-    consume(made, clock, 0.0, 2.0, Step((("read", 0.0, 2.0),), error=ValueError("x"), bad=(), rows=8, nbytes=8))
+    consume(made, clock, 0.0, 2.0, made_step((("read", 0.0, 2.0),), error=ValueError("x"), bad=(), rows=8, nbytes=8))
     found = made.snapshot(1)
     assert (found.steps, found.rows, found.nbytes, found.depth) == (0, 0, 0, 0)
     assert (found.wait_seconds, found.first_wait_seconds) == (2.0, 0.0)
@@ -101,12 +91,12 @@ def test_cpu_time_is_that_of_the_loop_alone():
     for start in (0.0, 500.0):
         made.resume()
         for second in range(5):
-            consume(made, clock, start + second, start + second + 0.5, Step())
+            consume(made, clock, start + second, start + second + 0.5, made_step())
             clock.cpu += 1.5
         clock.cpu += 1000  # a validation, say
-    consume(made, clock, 505.0, 505.5, Step())
+    consume(made, clock, 505.0, 505.5, made_step())
     clock.cpu -= 2000  # a thread has ended
-    consume(made, clock, 506.0, 506.5, Step())
+    consume(made, clock, 506.0, 506.5, made_step())
     found = made.snapshot(2)
     assert (found.cpu_clock_seconds, found.cpu_seconds) == (8.0 + 2.0, 12.0 + 1001.5)
     assert found.busy_cpus == 1013.5 / 10
@@ -124,10 +114,10 @@ def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not(
     def work(*seconds):
         before = made.pause_seconds
         for each in seconds:
-            consume(made, clock, clock.now, clock.now, Step())
+            consume(made, clock, clock.now, clock.now, made_step())
             clock.now += each
         made.begin_wait()
-        made.end_wait(Step())
+        made.end_wait(made_step())
         return made.pause_seconds - before
 
     assert work(*[0.05] * 50) == 0
@@ -151,7 +141,8 @@ def test_any_script_against_plain_sums(seed, in_order):
         # Some are made before the epoch begins, others while it goes on.
         ends = sorted(now + rng.uniform(-5, 20) for _ in range(rng.randint(1, 30)))
         steps = [
-            Step((("read", end - 1, end - 0.5), ("collate", end - 0.5, end)), rows=rng.randint(0, 9)) for end in ends
+            made_step((("read", end - 1, end - 0.5), ("collate", end - 0.5, end)), rows=rng.randint(0, 9))
+            for end in ends
         ]
         if not in_order:
             rng.shuffle(steps)
@@ -191,7 +182,7 @@ def test_since_is_what_came_after():
     made.resume()
     for i in range(10):
         spans = (("read", i - 1.5, i - 1.0), ("collate", i - 1.0, i - 0.9))
-        consume(made, clock, i, i + 0.25, Step(spans if i > 5 else spans[:1], rows=i, nbytes=2 * i))
+        consume(made, clock, i, i + 0.25, made_step(spans if i > 5 else spans[:1], rows=i, nbytes=2 * i))
         if i == 4:
             earlier = made.snapshot(2)
     found = made.snapshot(2).since(earlier)
@@ -329,10 +320,10 @@ def test_downloads_of_this_process_and_of_workers_since_the_loader_was_built():
     traffic.requested(Request("read", 1.0, 1.5, failed=True), again=False, throttled=True)
     traffic.add(nbytes=10, wasted_bytes=4)
     report = Report(Downloads(requests=2, nbytes=7, request_seconds=0.25, connections=16), [])
-    consume(made, clock, 0.0, 1.0, Step(downloads=report))
+    consume(made, clock, 0.0, 1.0, made_step(downloads=report))
     found = made.snapshot(1)
     assert found.downloads == Downloads(3, 0, 1, 17, 4, 0.75, connections=16)
-    consume(made, clock, 2.0, 3.0, Step(downloads=report))
+    consume(made, clock, 2.0, 3.0, made_step(downloads=report))
     assert made.snapshot(1).since(found).downloads == report.downloads
     assert recorder(clock).snapshot(1).downloads is None
     assert recorder(clock).snapshot(1).since(recorder(clock).snapshot(1)).downloads is None

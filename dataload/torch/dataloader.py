@@ -136,9 +136,9 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
             )
         self._settings = self._loader_settings(plan, columns)
         self._build(seed, reading)
-        # Threads run only dataload's code, which does not change between epochs.
         self._starts_anew = reading is not None and self.num_workers > 0 and not self.persistent_workers
-        self._reads_on = self._drawn is None and not self._starts_anew and not self._keeps_state
+        # Otherwise the next epoch would not see what the user changes in place between two epochs.
+        self._reads_on = self.persistent_workers and self._drawn is None and not self._keeps_state
 
     @property
     def _keeps_order(self) -> bool:

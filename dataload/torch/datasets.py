@@ -47,18 +47,29 @@ class SourceDataset(Dataset[Any]):
 class Rows:
     """Rows of arrays or tensors in memory or memory-mapped; `make` builds a record or batch from a list of columns."""
 
-    def __init__(self, columns: Sequence[Any], make: Callable[[list[Any]], Any]) -> None:
+    def __init__(
+        self, columns: Sequence[Any], make: Callable[[list[Any]], Any], owner: TensorDataset | None = None
+    ) -> None:
         self._columns = columns
         self._arrays = [*map(_as_array, columns)]
         self._make = make
+        self._owner = owner
+
+    def _now(self) -> Sequence[Any]:
+        """Return the columns, which the owner may have replaced."""
+        if self._owner is not None and self._owner.tensors is not self._columns:
+            self._columns = self._owner.tensors
+            self._arrays = [*map(_as_array, self._columns)]
+        return self._columns
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self._now()[0])
 
     def __getitem__(self, index: int) -> Any:
-        return self._make([column[index] for column in self._columns])
+        return self._make([column[index] for column in self._now()])
 
     def read_batch(self, indices: Int64Array, fields: Sequence[str] | None = None) -> Any:  # noqa: ARG002 - no names
+        self._now()
         return self._make([_take(column, indices) for column in self._arrays])
 
     def __repr__(self) -> str:
@@ -91,7 +102,7 @@ def columns_of(dataset: Any) -> Any:
     plain = all(type(tensor) is torch.Tensor and tensor.ndim and _is_plain(tensor) for tensor in tensors)
     if not plain or not tensors:
         return None
-    return Rows(tensors, tuple if type(dataset) is TensorDataset else itemgetter(0))
+    return Rows(tensors, tuple, dataset) if type(dataset) is TensorDataset else Rows(tensors, itemgetter(0))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

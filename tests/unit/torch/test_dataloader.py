@@ -409,6 +409,17 @@ def test_a_dict_of_columns_is_a_data_set_and_a_sampler_may_choose_from_one_that_
     assert [batch.tolist() for batch in loader] == [[3, 1]]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tensors_may_change_between_epochs(workers):
+    dataset = data.TensorDataset(torch.arange(40))
+    loader = DataLoader(dataset, 2, num_workers=workers)
+    assert torch.cat([rows for (rows,) in loader]).tolist() == [*range(40)]
+    dataset.tensors[0].add_(1)
+    assert torch.cat([rows for (rows,) in loader]).tolist() == [*range(1, 41)]
+    dataset.tensors = (torch.ones(40),)
+    assert torch.cat([rows for (rows,) in loader]).tolist() == [1] * 40
+
+
 class Told(data.Dataset):
     """Records that say what the worker knows."""
 

@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -269,7 +270,7 @@ def with_classes(table: FileTable) -> FileTable:
 
 
 _FILE_COLUMNS = ("file", "filename", "file_name")
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
+_INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 _NO_NUMBER = re.compile(r"[+-]?0\d|.*_", re.DOTALL)  # a code such as 007; Python takes 1_000
 
 
@@ -311,8 +312,7 @@ def join_labels(table: FileTable, sheets: Sequence[Sheet], missing: MissingFile,
                 message = f"line {line}: {name!r} has two rows, the first at line {first[1]}{other}"
                 raise CorruptFileError(message, path=sheet.path)
     names = table.names_of(next(iter(table.files)), np.arange(len(table)))
-    gone = rows.keys() - {*names}
-    if gone:
+    if gone := rows.keys() - {*names}:
         name = min(gone, key=lambda name: (sheets.index(rows[name][0]), rows[name][1]))
         message = f"line {rows[name][1]}{and_more(len(gone))}: there is no file {name!r} in the folder"
         raise CorruptFileError(message, path=rows[name][0].path)
@@ -380,16 +380,17 @@ def _of_json(values: list[Any], _: str) -> Array | list[Any]:
     """Return a column as an array if its values are all numbers or all truth values, else unchanged."""
     kinds = {*map(type, values)}
     dtype = np.bool_ if kinds == {bool} else np.int64 if kinds == {int} else np.float64
-    try:
+    with suppress(OverflowError):
         return np.array(values, dtype) if kinds in ({bool}, {int}, {float}, {int, float}) else values
-    except OverflowError:
-        return values
+    return values
 
 
 def _typed(cells: list[str], column: str) -> Array | list[str]:
     """Return a column as int64 or float64 if all of its cells are such numbers, else as texts."""
     if all(map(_INTEGER.fullmatch, cells)):
-        return np.array([*map(int, cells)], np.int64)
+        with suppress(OverflowError, ValueError):
+            return np.array([*map(int, cells)], np.int64)
+        return cells  # floats would round them
     try:
         return cells if any(map(_NO_NUMBER.match, cells)) else np.array([*map(float, cells)], np.float64)
     except ValueError:

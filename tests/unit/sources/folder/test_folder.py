@@ -122,8 +122,9 @@ def test_rows_of_a_csv_file(tmp_path):
         assert rows == [("b", 0, -4, "02"), ("c", 1, 3, "01"), ("x/a", 1, 5, "03")]
         np.testing.assert_array_equal(source.read_batch([0, 1, 2])["score"], [2, 1.5, np.nan])
         before = source.fingerprint()
-    labels.write_text("file,label\nb.png,7\nc.png,8\n")
+    labels.write_text(f"file,label,id,far\nb.png,7,{2**63 - 1},1\nc.png,8,{-(2**63)},{2**63}\n")
     with dataload.open(root, labels=labels, missing="skip") as source:
+        assert [(r["id"], r["far"]) for r in source] == [(2**63 - 1, "1"), (-(2**63), f"{2**63}")]
         assert source.fields["label"] == FieldSpec("int64", ())
         assert source.read_batch([0, 1], ["label"])["label"].tolist() == [7, 8]
         np.testing.assert_array_equal(source[1]["image"], pixels(root / "c.png"))

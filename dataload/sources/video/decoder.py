@@ -98,7 +98,9 @@ class Decoder:
                 self.decoded += 1
                 if number >= first:
                     yield number, frame
-        except Exception:
+        except GeneratorExit:  # the next frame may be asked for later
+            raise
+        except BaseException:
             self._frames = None
             raise
 

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 from fractions import Fraction
+from unittest.mock import Mock
 
 import av
 import numpy as np
@@ -441,6 +442,15 @@ def test_frames_that_are_not_where_the_table_has_them_say_where_they_are(tmp_pat
                 with pytest.raises(CorruptFileError) as caught:
                     source[wanted]
                 assert str(caught.value) == f"{path}, record {index}: the frame at {message}"
+
+
+def test_a_read_that_is_interrupted_can_be_repeated(tmp_path, monkeypatch):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 8))
+    with monkeypatch.context() as patch:
+        patch.setattr("dataload.sources.video.decoder.Decoder._check", Mock(side_effect=[None, KeyboardInterrupt]))
+        with pytest.raises(KeyboardInterrupt):
+            source[3]
+    assert np.array_equal(source[3]["frame"], dataload.open(tmp_path / "a.mp4")[3]["frame"])
 
 
 def test_a_file_that_changes(tmp_path):

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
@@ -205,14 +206,13 @@ class Blocks:
     """The blocks of a file, or of many, whose records are then places; and where their columns are in memory."""
 
     def __init__(self, ends: Int64Array | None = None, directory: ShardDirectory | None = None) -> None:
-        self._readers: list[Any] = []
-        self._firsts: list[int] = []  # number of each file's first block
+        self._files: list[tuple[int, Any]] = []  # number of each file's first block, and its reader
         self._count = 0
         self._ends = np.empty(0, np.int64) if ends is None else ends
         self._starts = np.concatenate((_ZERO, self._ends))
         self._tables: list[ShardNumbers] = []  # of files: ends and starts of blocks, and their numbers
         if ends is not None:
-            self._readers, self._firsts, self._count = [None], [0], len(ends)
+            self._files, self._count = [(0, None)], len(ends)
         if directory is not None:
             self._tables = [directory.numbers(), directory.numbers(), directory.numbers()]
         self._kept: dict[Any, _Kept] = {}
@@ -220,8 +220,7 @@ class Blocks:
 
     def join(self, shard: int, reader: Any, ends: Int64Array) -> None:
         """Add a file, whose blocks end at the records `ends`, (blocks,) int64."""
-        self._readers.append(reader)
-        self._firsts.append(self._count)
+        self._files.append((self._count, reader))
         self._tables[0].put(shard, ends)
         self._tables[1].put(shard, np.concatenate((_ZERO, ends[:-1])))
         self._tables[2].put_line(shard, self._count, 1, len(ends))
@@ -239,8 +238,8 @@ class Blocks:
 
     def _find(self, block: int) -> tuple[Any, int]:
         """Return the reader of a block, None for the only one, and its number there."""
-        file = bisect_right(self._firsts, block) - 1
-        return self._readers[file], block - self._firsts[file]
+        first, reader = self._files[bisect_right(self._files, block, key=itemgetter(0)) - 1]
+        return reader, block - first
 
     def _column(self, name: Any) -> _Kept:
         """Return a column of all blocks."""

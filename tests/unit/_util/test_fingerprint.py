@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from os import environ
 
 import functions
 import numpy as np
@@ -209,8 +208,6 @@ class Model:
         (lambda record: eval("record"), "it runs or imports code by name"),
         (lambda record: __import__("functions"), "it runs or imports code by name"),
         (lambda record: os.environ["A"], "it uses environment variables or the command line"),
-        (lambda record: os.getenv("A"), "it uses environment variables or the command line"),
-        (lambda record: environ, "it uses environment variables or the command line"),
         (lambda record: sys.argv[1], "it uses environment variables or the command line"),
     ],
 )

@@ -234,9 +234,8 @@ def test_decoding_is_a_stage_of_its_own(clock):
 )
 def test_a_source_that_does_not_return_a_value_for_each_index(joined, method, returned, message):
     source = type("Wrong", (Plain,), {method: lambda *_: returned()})()
-    with pytest.raises(DataloadError, match=f"the source's {message}") as caught:  # `concat` reads a record
+    with pytest.raises(DataloadError, match=f"the source's {message}"):  # `concat` reads a record
         list(Loader(concat([source, source]) if joined else source, batch_size=3, epochs=1))
-    assert "bug in dataload" not in str(caught.value)
 
 
 def test_transforms_of_a_sample_share_its_context_and_others_get_none():

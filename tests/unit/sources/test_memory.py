@@ -69,16 +69,13 @@ def test_what_is_read_may_be_modified():
 
 
 def test_transforms_may_modify_the_records_of_a_list():
-    records = [{"x": i, "a": np.full(2, i), "t": (np.full(2, i), {"k": i})} for i in range(4)]
-
     def change(sample):
-        sample["x"] += 1
-        for array in (sample["a"], sample["t"][0]):
-            array *= 2
-        sample["t"][1]["k"] += 1
+        sample["a"] *= 2
+        sample["t"][0]["k"] += 1
         return sample
 
-    for source in (records, dataload.concat([records]), MemorySource(records)):
+    for made in (list, lambda records: dataload.concat([records]), MemorySource):
+        source = made([{"a": np.full(2, i), "t": ({"k": i},)} for i in range(4)])
         loader = dataload.Loader(source, batch_size=4, transform=change)
         same(next(iter(loader)), next(iter(loader)))
 

@@ -300,9 +300,8 @@ class Greedy(FileSource):
 
 def test_a_reader_that_returns_too_few_records(monkeypatch):
     monkeypatch.setattr(Reader, "read", lambda *_: [{"x": 1}])
-    for paths in (["a"], ["a", "b"]):
-        with pytest.raises(SourceError, match=r"^Reader.read returned 1 records for 2 indices$"):
-            Greedy(paths).read_batch([0, 1])
+    with pytest.raises(SourceError, match=r"^Reader.read returned 1 records for 2 indices$"):
+        Greedy(["a"]).read_batch([0, 1])
 
 
 @pytest.mark.parametrize("sources", [["a"], ["ab"], ["a", "b"]])

@@ -411,13 +411,11 @@ def test_a_dict_of_columns_is_a_data_set_and_a_sampler_may_choose_from_one_that_
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tensors_may_change_between_epochs(workers):
-    dataset = data.TensorDataset(torch.arange(40))
-    loader = DataLoader(dataset, 2, num_workers=workers)
-    assert torch.cat([rows for (rows,) in loader]).tolist() == [*range(40)]
-    dataset.tensors[0].add_(1)
-    assert torch.cat([rows for (rows,) in loader]).tolist() == [*range(1, 41)]
-    dataset.tensors = (torch.ones(40),)
-    assert torch.cat([rows for (rows,) in loader]).tolist() == [1] * 40
+    loader = DataLoader(dataset := data.TensorDataset(torch.arange(40)), 2, num_workers=workers)
+    for added in range(3):
+        assert torch.cat([rows for (rows,) in loader]).tolist() == [*range(added, 40 + added)]
+        dataset.tensors[0].add_(1)
+        dataset.tensors = (dataset.tensors[0].clone(),)
 
 
 class Told(data.Dataset):

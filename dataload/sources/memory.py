@@ -273,8 +273,8 @@ def _has_long_array(value: Any) -> bool:
 
 def owned(value: Any) -> Any:
     """Return a record or a value that the caller may modify."""
-    if type(value) in IMMUTABLE:
-        return value
+    if type(value) in IMMUTABLE or (isinstance(value, np.memmap) and not value.flags.writeable):
+        return value  # a transform may need only some of the mapped bytes
     if isinstance(value, (np.ndarray, bytearray)):
         return value.copy()
     if type(value) is list:

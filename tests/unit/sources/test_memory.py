@@ -60,6 +60,8 @@ def test_fields_are_chosen_in_order():
 
 def test_what_is_read_may_be_modified():
     messages = [[{"role": "user", "words": ["a"]}] for _ in range(2)]
+    mapped = np.memmap(__file__, mode="r")  # read-only, and read where it is used
+    assert MemorySource([{"x": mapped}])[0]["x"] is mapped
     for source in (MemorySource({"chat": messages}), MemorySource([{"chat": chat} for chat in messages])):
         for chat in (source[0]["chat"], source.read([0])[0]["chat"], source.read_batch([0])["chat"][0]):
             assert chat == [{"role": "user", "words": ["a"]}]

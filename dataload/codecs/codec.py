@@ -60,6 +60,8 @@ class _NamedCodec:
         return _module(self.name).decode(data, self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
+        if type(record) is not dict and not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass bytes
+            raise ConfigError(f"codec {self.name!r} stores fields, got a record of type {type(record).__name__}")
         return _module(self.name).encode(record)
 
     def decode_batch(self, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:

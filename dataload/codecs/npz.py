@@ -306,6 +306,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def _member(field: str, value: Any) -> tuple[bytes, bytes]:
+    if not isinstance(field, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass numbers
+        raise ConfigError("field names must be text")
     if "\0" in field or len(field) > _MAX_NAME:
         raise ConfigError(f"a name in a zip archive must have no NUL and at most {_MAX_NAME} characters")
     if isinstance(value, (bytes, bytearray, memoryview)):

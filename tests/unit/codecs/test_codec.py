@@ -94,6 +94,12 @@ def test_an_object_decodes_and_encodes():
     np.testing.assert_equal(decode_batch(named, [b"\1\2", b"\3\4"], ["b"]), {"b": [2, 4]})
 
 
+@pytest.mark.parametrize("name", ["example", "msgpack", "npz", "tensorprotos"])
+def test_records_to_encode_have_fields(name):
+    with pytest.raises(ConfigError, match="stores fields, got a record of type bytes"):
+        resolve_codec(name).encode(b"ab")
+
+
 @pytest.mark.parametrize("name", ["x.array_record", "x.tfrecord"])
 def test_a_codec_of_ones_own_gets_bytes(tmp_path, name):
     class Kind:

@@ -18,6 +18,7 @@ from dataload.convert.blocks import size_of
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
+from dataload.errors import ConfigError, message_of
 from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
@@ -42,6 +43,7 @@ class ShardedWriter(ClosedOrAborted):
     def __init__(self, target: Target, options: Mapping[str, Any], overwrite: bool, rule: Rule) -> None:
         self.paths: tuple[str, ...] = ()
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
+        self._failure: Exception | None = None  # of a shard, whose records are lost
         self._pid, self._lock = os.getpid(), threading.RLock()
         self._target, self._entry, self._rule, self._overwrite = target, target.entry, rule, overwrite
         self._writing = Writing(target, dict(options), False, _unchanged, (), RecordMap())
@@ -76,6 +78,7 @@ class ShardedWriter(ClosedOrAborted):
         """Append one record. After an error of the format, the files are unchanged."""
         with self._lock:
             self._check_open(self._target.path)
+            self._check_whole()
             if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
                 # By default a tar writer numbers the samples of each shard from 0.
                 record = {KEY: f"{self._first + self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
@@ -102,9 +105,18 @@ class ShardedWriter(ClosedOrAborted):
             full = self._bytes + payload + self._overhead > rule.bytes
         if not full:
             return last
-        self._open.pop(last).close()
+        try:
+            self._open.pop(last).close()
+        except Exception as error:
+            self._failure = error
+            raise
         self._bytes = 0
         return last + 1
+
+    def _check_whole(self) -> None:
+        if self._failure is not None:
+            message = f"a shard of {self._target.path} could not be completed, so nothing more can be written"
+            raise ConfigError(f"{message}: {message_of(self._failure)}") from self._failure
 
     def _writer(self, shard: int) -> Any:
         while len(self._lengths) <= shard:
@@ -134,9 +146,10 @@ class ShardedWriter(ClosedOrAborted):
             self._state = "closed"
 
     def _publish(self) -> None:
+        self._check_whole()
         if not self._lengths:
             self._writer(0)
-        if self._rule.shards is None and len(self._lengths) > 1 and not self._lengths[-1]:
+        if len(self._lengths) > max(1, self._rule.shards or 0) and not self._lengths[-1]:
             self._open.pop(len(self._lengths) - 1).abort()  # its only record was refused
             self._lengths.pop()
         count = self._rule.shards or len(self._lengths)

@@ -227,6 +227,19 @@ def test_what_exists_is_only_replaced_if_asked(tmp_path, name):
     assert not list(tmp_path.glob("*.idx"))  # those of the old archives would be trusted
 
 
+def test_a_shard_that_cannot_be_completed_ends_the_writing(tmp_path):
+    writer = dataload.create(tmp_path / "d.arrow", records_per_shard=1)
+    writer.write({"x": object()})
+    with pytest.raises(ConfigError, match="field 'x' cannot be stored in a table"):
+        writer.write({"x": 1})
+    for attempt in (lambda: writer.write({"x": 1}), writer.close):
+        with pytest.raises(
+            ConfigError, match="so nothing more can be written: ConfigError: field 'x' cannot be stored"
+        ):
+            attempt()
+    assert not os.listdir(tmp_path)
+
+
 def test_a_record_that_does_not_fit_changes_nothing(tmp_path):
     with dataload.create(tmp_path / "d.syr", records_per_shard=2) as writer:
         for record in [*RECORDS[:6], None]:  # the last one would be in a shard of its own

@@ -194,8 +194,14 @@ class Rescue:
         lines.append(f"indices of the step: {shorten(indices)}")
         if failure.stage.startswith(("read", "on_error")) and (hint := entering_hint(self._fetch.source)):
             lines.append(hint)
-        details = "".join(f"\n  {line}" for line in lines) + failure.advice
+        details = "".join(f"\n  {line}" for line in lines) + (self._beyond(failure, indices) or failure.advice)
         raise step_error(self._plan.step, self._epoch, where, failure.error, indices, details) from failure.error
+
+    def _beyond(self, failure: StageError, indices: tuple[int, ...]) -> str:
+        """Return advice for a step that has indices which the source has not; "" for others."""
+        if not isinstance(failure.error, IndexError) or max(indices, default=0) < (size := len(self._fetch.source)):
+            return ""
+        return f"\n  the source has {size} records: the sampler is for another one, or the source became shorter"
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:

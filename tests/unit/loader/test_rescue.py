@@ -309,6 +309,7 @@ UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
 @pytest.mark.parametrize(
     ("source", "settings", "indices", "message"),
     [
+        (MemorySource([{"a": 1}]), {}, [0, 1], "  the source has 1 records: the sampler is for another"),
         (Shy([0]), {}, [0], "\n  source: Shy without a repr\n"),
         (MemorySource([{"a": 1}, {"a": 2}]), {"fields": ("c",)}, [0], UNKNOWN),
         (Plain(range(LENGTH)), SKIP, [1], f"{NO_FIELDS}12 others {LAST}"),

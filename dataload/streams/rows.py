@@ -171,6 +171,8 @@ class RowStream:
             iterator = self._iterator
             if iterator is None and (iterator := self._open()) is None:
                 break
+            if taken.samples:
+                taken.samples[-1] = owned(taken.samples[-1])  # the stream may fill the same buffer again
             try:
                 sample = next(iterator)
             except StopIteration:
@@ -186,7 +188,7 @@ class RowStream:
                 continue
             if not taken.samples:
                 taken = Taken(self.sequence, self._offset, [], [])
-            taken.samples.append(owned(sample))  # it waits for its batch, and the stream may fill the same buffer again
+            taken.samples.append(sample)
             taken.starts.append(not self._offset)
             self._offset += 1
             if ends != "drop":

@@ -25,6 +25,7 @@ from dataload.executors.base import (
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
 from dataload.loader.scaling import WorkerSettings
+from dataload.sources.memory import owned
 from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, StepRows, stack
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
@@ -87,6 +88,8 @@ class RowWork:
         """Add the next step to `made` or its error to `failures`; return the spans of its stages."""
         times = [perf_counter()]
         taken: list[Taken] = []
+        if made:
+            made[-1].samples[:] = map(owned, made[-1].samples)  # streams may fill the same buffers again
         try:
             for stream in self._streams:
                 taken.append(stream.take())

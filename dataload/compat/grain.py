@@ -10,6 +10,7 @@ pass, because they call a private method, `_reader_idx_and_position`.
 import hashlib
 import operator
 import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from multiprocessing import shared_memory
 from typing import Any, Self, SupportsIndex, TypeAlias
@@ -17,6 +18,7 @@ from typing import Any, Self, SupportsIndex, TypeAlias
 import numpy as np
 
 from dataload._util.indexing import split_by_shard
+from dataload._util.system import open_files_limit
 from dataload.errors import ConfigError
 from dataload.sources.array_record.layout import parse_selection
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
@@ -61,7 +63,7 @@ class ArrayRecordDataSource:
         options = {"readahead_buffer_size": "0", **(reader_options or {})}
         self._options = ",".join(f"{name}:{value}" for name, value in options.items())
         self._parts = ArrayRecordSource(paths).paths  # turns FileInstructions into slices; opens nothing
-        self._readers: dict[int, ArrayRecordSource] = {}
+        self._readers: OrderedDict[int, ArrayRecordSource] = OrderedDict()
         self._ends = np.cumsum([self._length(shard) for shard in range(len(self._parts))], dtype=np.int64)
 
     @property
@@ -99,7 +101,7 @@ class ArrayRecordDataSource:
 
     def __exit__(self, *_: object) -> None:
         """Close the files. As in Grain, the next read reopens them."""
-        readers, self._readers = self._readers, {}
+        readers, self._readers = self._readers, OrderedDict()
         for reader in readers.values():
             reader.close()
 
@@ -109,13 +111,15 @@ class ArrayRecordDataSource:
         return f"ArrayRecordDataSource(hash_of_paths={paths.hexdigest()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": {}}
+        return {**vars(self), "_readers": OrderedDict()}
 
     def _reader(self, shard: int) -> ArrayRecordSource:
         reader = self._readers.get(shard)
         if reader is None:  # another thread may get here too; constructing a source opens nothing
             reader = ArrayRecordSource(self._parts[shard], reader_options=self._options)
             reader = self._readers.setdefault(shard, reader)
+            while len(self._readers) > open_files_limit() // 2:
+                self._readers.popitem(last=False)  # which closes its file once no thread reads it
         return reader
 
     def _length(self, shard: int) -> int:

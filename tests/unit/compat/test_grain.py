@@ -1,5 +1,6 @@
 import inspect
 import json
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,18 @@ def test_it_is_read_again_after_a_with_block_and_pickles(files):
     with source, copy:
         assert list(copy) == list(source)
         assert repr(copy) == repr(source)
+
+
+def test_half_of_the_files_that_a_process_may_open_are_open(files, monkeypatch):
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    monkeypatch.setattr(grain_facade, "open_files_limit", lambda: 4)
+    before = count()
+    with ArrayRecordDataSource([files[0]] * 20) as source:
+        size = len(source) // 20
+        assert source.__getitems__(range(len(source))) == [source[row] for row in range(size)] * 20
+        assert count() <= before + 2
 
 
 @pytest.mark.parametrize(

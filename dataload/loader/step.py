@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.caches import PerProcess
 from dataload._util.failures import owner_of
 from dataload._util.randomness import seed_global_generators
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
@@ -64,31 +65,35 @@ much longer blocks are returned to the system and faulted in again."""
 _MOST_BLOCKS = 4  # workers may be two blocks apart, and prefetching crosses from one epoch to the next
 
 
+_Blocks = dict[tuple[int, int, int], Sequence[BatchPlan]]
+
+
 class BlockedPlans:
     """The plans of steps, computed in blocks by the worker that needs a block first. Pickled without the blocks."""
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
         self._block_steps = max(1, BLOCK_ROWS // planner.rows_per_step)
-        self._blocks: dict[tuple[int, int, int], Sequence[BatchPlan]] = {}
-        self._lock = threading.Lock()
+        # For each process: at a fork, a thread of the parent may hold the lock.
+        self._kept: PerProcess[tuple[threading.Lock, _Blocks]] = PerProcess()
 
     def block_of(self, epoch: int, origin: int, step: int) -> Sequence[BatchPlan]:
         """Return the plans of the block that holds `step`; step 0 of its epoch begins at item `origin`."""
         size = self._block_steps
         block = step // size
-        with self._lock:
-            plans = self._blocks.get((epoch, origin, block))
+        lock, blocks = self._kept.get(lambda: (threading.Lock(), _Blocks()))
+        with lock:
+            plans = blocks.get((epoch, origin, block))
             if plans is None or not plans[0].step <= step <= plans[-1].step:
                 if origin != self._planner.origin:
                     self._planner = self._planner.with_ranks(origin=origin)
                 start, stop = step, step + -(-size // 8)  # of the first block, for which a batch waits
-                if self._blocks:  # others are whole, from where the order is known
+                if blocks:  # others are whole, from where the order is known
                     start, stop = max(block * size, min(step, self._planner.first_step(epoch))), (block + 1) * size
                 steps = range(start, min(stop, self._planner.steps(epoch)))
-                plans = self._blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
-                if len(self._blocks) > _MOST_BLOCKS:
-                    del self._blocks[next(iter(self._blocks))]
+                plans = blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
+                if len(blocks) > _MOST_BLOCKS:
+                    del blocks[next(iter(blocks))]
         return plans
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import re
+import signal
 import threading
 import time
 import warnings
@@ -326,13 +327,23 @@ def test_leaving_a_loader_behind_leaves_no_process(leave, no_collector):
 
 @forks
 def test_a_fork_between_two_epochs_iterates_too():
-    with Loader(RangeSource(20), batch_size=2, num_workers=2, transform=lambda s: time.sleep(0.01) or s) as loader:
-        expected = indices(loader)  # the next epoch is being read ahead
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Waits(Sequential):
+        def indices(self, positions, *, epoch):
+            return super().indices(positions if not epoch or begun.set() or go_on.wait(20) else None, epoch=epoch)
+
+    with Loader(RangeSource(20), batch_size=2, num_workers=2, sampler=Waits(20)) as loader:
+        expected = indices(loader)
+        assert begun.wait(20)  # a thread computes the next epoch
         if not (child := os.fork()):
             with contextlib.suppress(Exception):
+                signal.alarm(20)
+                go_on.set()
                 os._exit(indices(loader) != expected)
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
+        go_on.set()
 
 
 # Sources belong to whoever opened them

@@ -14,7 +14,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader as TorchDataLoader  # by its own name: programs replace torch's by ours
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
-from dataload.errors import StateMismatchError
+from dataload.errors import ConfigError, StateMismatchError
 from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.growth import OnGrowth
 from dataload.loader.loader import Loader
@@ -114,6 +114,7 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
 
     def _prepare(self, seed: int) -> None:
         """Plan and build the loader for the data set as it is now."""
+        self._collates = self.collate_fn
         own_code = self.worker_init_fn, self.multiprocessing_context
         dataset: Any = self.dataset
         columns = None
@@ -223,6 +224,8 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
         return EpochIterator(self, batches, getattr(self, "_IterableDataset_len_called", None))
 
     def _enter(self) -> EpochIteration | None:
+        if self.collate_fn is not self._collates:
+            raise ConfigError("collate_fn was set after the loader was built: pass it to DataLoader", key="collate_fn")
         self._follow_growth()
         if not self._reads_on:
             self._stop_delivery()

@@ -418,6 +418,13 @@ def test_tensors_may_change_between_epochs(workers):
         dataset.tensors = (dataset.tensors[0].clone(),)
 
 
+def test_a_collate_fn_that_is_set_later_is_refused():
+    loader = DataLoader(NUMBERS, 2)
+    loader.collate_fn = len
+    with pytest.raises(ConfigError, match=r"^collate_fn was set after the loader was built: pass it to DataLoader$"):
+        list(loader)
+
+
 class Told(data.Dataset):
     """Records that say what the worker knows."""
 

@@ -149,6 +149,10 @@ class RangeDataSource:
         return f"RangeDataSource({self._arguments})"
 
 
+_INT64 = 1 << 63
+_SHAREABLE = (int, float, bool, str, bytes, type(None))
+
+
 class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
     """Numbers, texts, bytes and None in shared memory. A pickle refers to the memory and holds no data.
 
@@ -160,6 +164,11 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
             raise ConfigError("pass elements, or the name of existing shared memory", key="elements")
         given = () if elements is None else elements
         for number, element in enumerate(given):
+            if type(element) not in _SHAREABLE or (type(element) is int and not -_INT64 <= element < _INT64):
+                message = (
+                    f"element {number} is {element!r:.80}: shared memory takes int64, float, bool, str, bytes and None"
+                )
+                raise ConfigError(message, key="elements", value=element)
             if isinstance(element, (str, bytes)) and element[-1:] in ("\0", b"\0"):  # Python's list would strip it
                 message = f"element {number} ends in a zero byte, which is lost in shared memory: {element[-20:]!r}"
                 raise ConfigError(message, key="elements", value=element)

@@ -95,6 +95,14 @@ def test_array_records_are_those_of_the_original(original, files, form):
             (lambda _, end=end: SharedMemoryDataSource(["a", end]), ConfigError, r"^element 1 ends .*: b?'a{19}\\x00'$")
             for end in (f"b{'a' * 19}\0", b"b%b\0" % (b"a" * 19))
         ),
+        *(
+            (
+                lambda _, wrong=wrong: SharedMemoryDataSource([1, wrong]),
+                ConfigError,
+                "^element 1 is .*: shared memory takes",
+            )
+            for wrong in (1 << 63, np.int64(1), [2])
+        ),
         (lambda _: RangeDataSource(0, 10, 0), ConfigError, "step must not be 0"),
         (lambda _: RangeDataSource(0, 10, -1), ConfigError, "steps of -1 do not lead from 0 to 10"),
         (lambda _: RangeDataSource(5, 4, 1), ConfigError, "steps of 1 do not lead from 5 to 4"),
@@ -159,7 +167,7 @@ def test_all_sources_of_the_original_are_here_with_its_arguments(original):
 
 
 VALUES = [1, 2.5, "text", b"bytes", None, True, -(1 << 40)]
-FOREIGN = ["ü" * 7, "日本語", "é", "a"]
+FOREIGN = ["ü" * 7, "日本語", "é", "a", -1 << 63]
 
 
 @pytest.mark.parametrize("name", ["SharedMemoryDataSource", "InMemoryDataSource"])

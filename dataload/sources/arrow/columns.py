@@ -17,6 +17,7 @@ from dataload.codecs.arrow import (
     load_arrow,
     numbers_of,
     pa_module,
+    plain_array,
     spec_of_type,
     without_views,
 )
@@ -78,8 +79,9 @@ UNKNOWN = -(1 << 63)
 def classes_in(array: Any) -> Any:
     """Return the distinct values of an Arrow array that are not null: of a dictionary, all in its order."""
     array = combined(array)
-    found = array.dictionary if pa_module().types.is_dictionary(array.type) else array.unique()
-    return found.cast(without_views(found.type)).drop_null()
+    if pa_module().types.is_dictionary(array.type):
+        return plain_array(array.dictionary).drop_null()
+    return plain_array(array).unique().drop_null()  # of views, pyarrow would return "" for null
 
 
 def merged_classes(parts: Iterable[Any], *, in_order: bool) -> list[Any]:

@@ -32,6 +32,11 @@ def paths(tmp_path, request):
     return found
 
 
+def test_null_is_no_class_of_text_as_polars_writes_it(tmp_path):
+    pyarrow.feather.write_feather(pa.table({"t": pa.array(["b", None, "a"], pa.string_view())}), tmp_path / "a.arrow")
+    assert dataload.open(tmp_path / "a.arrow", categories=["t"]).fields["t"].classes == ("a", "b")
+
+
 def test_classes_have_one_order_over_all_files(paths):
     source = dataload.open(paths, categories=["kind", "word", "n"], nulls={"kind": -1})
     assert {name: spec.classes for name, spec in source.fields.items()} == {

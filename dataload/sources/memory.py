@@ -282,7 +282,7 @@ def owned(value: Any) -> Any:
         return items.copy() if IMMUTABLE.issuperset(map(type, items)) else [*map(owned, items)]
     if type(value) is dict:
         return {key: owned(item) for key, item in value.items()}
-    if isinstance(value, tuple):
+    if type(value) is tuple or hasattr(value, "_make"):  # not other classes, such as `time.struct_time`
         return like(type(value), map(owned, cast("tuple[Any, ...]", value)))
     return value.clone() if hasattr(value, "__array__") and hasattr(value, "clone") else value  # a tensor of torch
 

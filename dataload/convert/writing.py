@@ -272,6 +272,7 @@ class HashAhead:
         self._file = open_file(path)  # stays open if the file is renamed
         self._digest = hashlib.sha256()
         self._hashed = 0
+        self._complete = False
         self._ended, self._dropped = Event(), Event()
         self._thread = Thread(target=self._follow, name="dataload-hash", daemon=True)
         self._thread.start()
@@ -280,7 +281,7 @@ class HashAhead:
         """Return size and hash of the complete file; None if it could not be read."""
         self._ended.set()
         self._thread.join()
-        return None if self._dropped.is_set() else (self._hashed, self._digest.hexdigest())
+        return (self._hashed, self._digest.hexdigest()) if self._complete else None
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +295,7 @@ class HashAhead:
 
     def _follow(self) -> None:
         buffer = memoryview(bytearray(_CHUNK_BYTES))
-        try:
+        with suppress(OSError):
             while not self._dropped.is_set():
                 ended = self._ended.is_set()
                 left = os.fstat(self._file).st_size - self._hashed - (0 if ended else UNSETTLED_BYTES)
@@ -303,8 +304,7 @@ class HashAhead:
                     self._digest.update(buffer[:count])
                     self._hashed += count
                 elif ended:
+                    self._complete = not left  # else the file has become shorter than what was hashed
                     return
                 else:
                     self._ended.wait(_SECONDS)
-        except OSError:
-            self._dropped.set()

@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+import threading
 
 import pytest
 
+from dataload._util.system import read_into_at
+from dataload.convert import writing
 from dataload.convert.writing import UNSETTLED_BYTES, HashAhead
 
 
@@ -37,3 +40,24 @@ def test_what_is_given_up_ends_its_thread(tmp_path):
     with pytest.raises(KeyError), HashAhead(str(tmp_path / "a")) as ahead:
         raise KeyError
     assert ahead.finish() is None  # and the thread has ended, or the fixture of all tests complains
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [None, MemoryError])
+def test_a_hash_of_something_else_is_none(tmp_path, monkeypatch, error):
+    has_read = threading.Event()
+
+    def read(*arguments):
+        count = read_into_at(*arguments)
+        has_read.set()
+        if error is not None:
+            raise error
+        return count
+
+    monkeypatch.setattr(writing, "read_into_at", read)
+    (tmp_path / "a").write_bytes(bytes(1 << 22))
+    with HashAhead(str(tmp_path / "a")) as ahead:
+        assert has_read.wait(20)
+        os.truncate(tmp_path / "a", 5)
+        found = ahead.finish()
+    assert found is None

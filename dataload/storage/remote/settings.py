@@ -329,7 +329,8 @@ class Remote:
         self.clients.drop()
 
     def __reduce__(self) -> Any:
-        return Remote, (self.store, self.options, self.versions, self.listings, dict(self.boards), self.commits)
+        known = self.versions, self.listings, self.boards, self.commits
+        return Remote, (self.store, self.options, *map(dict, known))  # copies: threads that read learn more
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:

@@ -83,6 +83,15 @@ def test_secrets_are_neither_shown_nor_sent(options):
     assert copy.deepcopy(remote.store) is remote.store
 
 
+def test_a_pickle_may_be_made_while_other_threads_learn_of_objects():
+    class Meanwhile:
+        def __reduce__(self):
+            return remote.versions.setdefault("memory://b/more") or str, ()
+
+    remote = Remote(versions=dict.fromkeys(("memory://b/x", "memory://b/y"), Meanwhile()))
+    assert len(pickle.loads(pickle.dumps(remote)).versions) == 2
+
+
 @pytest.mark.parametrize("given", [provider, Provider, f"{__name__}:provider"])
 def test_providers_are_sent_by_reference(given):
     data = pickle.dumps(StoreOptions({"region": "us-east-1", "skip_signature": False, "credential_provider": given}))

@@ -1,6 +1,6 @@
 import json
 import sys
-from collections.abc import Mapping
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -76,21 +76,12 @@ def test_toml_yaml_json_and_a_dict_mean_the_same(tmp_path):
         assert read_config(marked) == expected, name
 
 
-class Views(Mapping):
+class Views(UserDict):
     """A mapping whose tables are objects made on request, as those of libraries for settings."""
 
-    def __init__(self, table):
-        self._table = table
-
     def __getitem__(self, key):
-        value = self._table[key]
+        value = super().__getitem__(key)
         return Views(value) if isinstance(value, dict) else value
-
-    def __iter__(self):
-        return iter(self._table)
-
-    def __len__(self):
-        return len(self._table)
 
 
 def test_tables_may_be_made_on_request():

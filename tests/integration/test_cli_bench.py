@@ -59,14 +59,6 @@ def test_a_small_run(tmp_path, own):
     assert rows == [["dataload", name, "global", "0"] for name in ("torchrecord", "tar")]
 
 
-def test_files_that_the_data_do_not_decode_are_not_decoded_in_another_format(tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    pillow.new("RGB", (8, 8)).save(tmp_path / "0.png")
-    with dataload.create(tmp_path / "own.tar") as writer:
-        writer.extend({"png": (tmp_path / "0.png").read_bytes(), "n": i} for i in range(9))
-    bench(tmp_path / "own.tar", "--formats", "tar,syrah", *QUICK, "--cache", tmp_path / "cache")
-
-
 @pytest.mark.slow_suite  # starts ten processes
 def test_photos_of_several_sizes_end_with_advice(tmp_path):
     pillow = pytest.importorskip("PIL.Image")

@@ -92,18 +92,19 @@ def test_advice(made, rates, said):
 def own(tmp_path):
     path = str(tmp_path / "own.syr")
     with dataload.create(path) as writer:
-        writer.extend({"x": np.full(4, i, np.float32), "y": i} for i in range(10))
+        writer.extend({"x": np.full(4, i, np.float32), "y": i, "png": b"file"} for i in range(10))
     return path
 
 
 def test_data_of_the_users_own_in_another_format(tmp_path, own):
     with open_source(own) as source:
         data = own_data(own, source, 6)
-        assert (data.name, data.fields, len(data.records)) == (own, ("x", "y"), 6)
+        assert (data.name, data.fields, len(data.records)) == (own, ("x", "y", "png"), 6)
         one = write(data, "tar", tmp_path / "cache")
     with open_source(one.path, format="tar", **one.options) as source:
         assert [int(record["y"]) for record in source] == list(range(6))
         assert [record["x"].tolist() for record in source] == [[i] * 4 for i in range(6)]
+        assert source[0]["png"] == b"file"  # which is not decoded in the user's data
 
 
 def test_own_data_are_known_by_their_content(tmp_path, own):

@@ -132,7 +132,10 @@ def shows_nulls(kind: Any) -> bool:
 def fill_nulls(array: Any, fill: Fill) -> tuple[Any, Array]:
     """Return an Arrow array with values in place of nulls, and (rows,) bool, where a value has been put."""
     array = combined(array)
-    if not pa_module().types.is_dictionary(array.type) and (plain := without_views(array.type)) != array.type:
+    if pa_module().types.is_dictionary(array.type):
+        # Nulls may be values of the dictionary, too, which are not seen in the numbers.
+        array = array.dictionary.take(array.indices) if array.dictionary.null_count else array
+    elif (plain := without_views(array.type)) != array.type:
         array = array.cast(plain)
     return _filled(array, fill)
 

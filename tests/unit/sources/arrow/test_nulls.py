@@ -105,6 +105,14 @@ def test_masks_of_lists_that_parquet_does_not_have(tmp_path):
     assert (batch["w"], batch["w_is_null"].tolist(), str(source.fields["n"])) == (["x", ""], [False, True], "unknown")
 
 
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
+def test_a_null_may_be_a_value_of_a_dictionary(tmp_path, compression):
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, None]), pa.array(["a", None, "c"]))
+    pyarrow.feather.write_feather(pa.table({"word": words}), tmp_path / "a.arrow", compression=compression)
+    batch = dataload.open(tmp_path / "a.arrow", nulls="mask").read_batch([0, 1, 2, 3])
+    assert (batch["word"], batch["word_is_null"].tolist()) == (["a", "", "c", ""], [False, True, False, True])
+
+
 def test_nulls_are_counted_before_one_is_read(path):
     found = "2 of 'n', 1 of 'u', 2 of 'b', 2 of 't', 2 of 'word'"
     with pytest.warns(UserWarning, match=re.escape(f"has nulls ({found}) in 6 records, and reading one is an error")):

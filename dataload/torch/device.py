@@ -80,10 +80,10 @@ def _as_tensor(value: Any, name: str) -> Any:
     if any(stride < 0 or stride % (array.itemsize or 1) for stride in array.strides):
         array = np.ascontiguousarray(array)
     try:
-        if array.dtype.name.startswith(("bfloat16", "float8")) and hasattr(torch, array.dtype.name):  # of ml_dtypes
-            return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
     except TypeError as error:
+        if array.dtype.name.startswith(("bfloat16", "float8")) and hasattr(torch, array.dtype.name):  # of ml_dtypes
+            return torch.from_numpy(array.view(f"u{array.itemsize}")).view(getattr(torch, array.dtype.name))
         raise ConfigError(f"{name}: torch has no dtype for {array.dtype}; cast it in a transform") from error
 
 

@@ -15,7 +15,7 @@ from dataload._util.arrays import to_array
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
 from dataload.catalog.facts import spec_of
-from dataload.collate.columns import describe_field, map_columns
+from dataload.collate.columns import describe_field
 from dataload.errors import SourceError, redacted
 from dataload.sources.base import Source
 from dataload.sources.memory import MemorySource, owned
@@ -98,18 +98,17 @@ def records_at(data: Any, indices: list[int], *, many: bool, own: bool = True) -
 
 def columns_at(data: Any, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
     """Return a batch of a source of one's own by its `read_batch`, whose columns need a row for each index."""
-
-    def check(column: Any, name: str) -> None:
-        is_column = isinstance(column, (list, BytesColumn)) or getattr(column, "shape", ())
-        if is_column and len(column) != len(indices):
-            returned = f"{len(column)} values of {describe_field(name)}"
-            raise SourceError(f"the source's read_batch returned {returned} for {len(indices)} indices")
-
     try:
         batch = data.read_batch(indices, fields)
         if batch is None:
             raise SourceError("the source's read_batch returned None: does it end without `return`?")
-        map_columns(batch, check)
+        is_tuple = isinstance(batch, tuple)
+        columns: Any = batch.items() if isinstance(batch, dict) else enumerate(batch) if is_tuple else [("", batch)]
+        for name, column in columns:
+            shape = getattr(column, "shape", ()) or ((len(column),) if isinstance(column, (list, BytesColumn)) else ())
+            if shape and shape[0] != len(indices):
+                returned = f"{shape[0]} values of {describe_field(str(name))}"
+                raise SourceError(f"the source's read_batch returned {returned} for {len(indices)} indices")
     except Exception as error:
         mark_users(error)
         raise

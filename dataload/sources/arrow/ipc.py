@@ -23,7 +23,8 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # types of messages
 _INVALID = (struct.error, ValueError, IndexError, OverflowError)
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("_", "<i4"), ("body", "<i8")])
 _PREFIX = 8  # bytes before the metadata of a message
-_START = 8  # of the messages in a file
+_MESSAGE = struct.Struct("<I6HiIhB5xq")  # place of the table, its fields' places, and the table
+_START, _FOOT = 8, 10  # bytes of a file before its messages, and after its footer
 _MOST_KNOWN = 64  # messages of a file whose metadata are compared
 _HEAD_BYTES = 2048  # read at once; the first messages are mostly in it
 _END_BYTES = 2048  # likewise, for the footer
@@ -90,11 +91,11 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
             return end[offset - tail : offset - tail + length]
         return head[offset : offset + length] if offset + length <= len(head) else read_file(offset, length)
 
-    last = (head + end)[-10:]
+    last = (head + end)[-_FOOT:]
     length = int.from_bytes(last[:4], "little")
-    if last[4:] != FILE_MAGIC or length > size - 10 - _START:
+    if last[4:] != FILE_MAGIC or length > size - _FOOT - _START:
         raise CorruptFileError("the file has no valid end: it was truncated", path=path, offset=size)
-    footer = read(size - 10 - length, length)
+    footer = read(size - _FOOT - length, length)
     if known is not None and (found := known.recall((size, footer))) and found[0] == _metadata(read, found[1]):
         return found[1]
     try:
@@ -102,7 +103,7 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
         vectors = [root.vector(number) for number in (2, 3)]
         blocks = [np.frombuffer(footer, _BLOCK, *vector).tolist() for vector in vectors]
     except _INVALID as error:
-        raise CorruptFileError(f"the footer is damaged: {error}", path=path, offset=size - 10 - length) from error
+        raise CorruptFileError(f"the footer is damaged: {error}", path=path, offset=size - _FOOT - length) from error
     several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
     if any((found.dictionary is None) != bool(kind) for kind, each in enumerate(several) for found in each):
         raise CorruptFileError("the footer takes one kind of batch for another", path=path)
@@ -117,6 +118,25 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
     if known is not None and sum(map(len, several)) <= _MOST_KNOWN:
         known.keep((size, footer), (_metadata(read, layout), layout))
     return layout
+
+
+def schema_message(layout: Layout) -> bytes:
+    """Return the message with which a stream of the file's batches begins. Polars writes none at the start of a file.
+
+    pyarrow would number dictionaries anew, and fields may share one.
+    """
+    if layout.schema:
+        return layout.schema
+    footer = layout.footer[_START:-_FOOT]
+    root = _Table.root(footer)
+    schema = root.table(1)
+    if schema is None:
+        raise ValueError("the footer has no schema")
+    # A table of Flatbuffers, whose offsets are relative: version, type and place of the header, no body.
+    place = _MESSAGE.size - 20 + schema.at
+    message = _MESSAGE.pack(16, 12, 24, 8, 10, 4, 16, 12, place, root.number(0, "h"), _SCHEMA, 0) + footer
+    message += bytes(-len(message) % 8)
+    return STREAM_MAGIC + len(message).to_bytes(4, "little") + message
 
 
 def _metadata(read: Read, layout: Layout) -> bytes:
@@ -176,12 +196,12 @@ def _number(form: str, data: bytes, at: int) -> int:
 class _Table:
     """A table of Flatbuffers."""
 
-    __slots__ = ("_at", "_data", "_fields")
+    __slots__ = ("_data", "_fields", "at")
 
     def __init__(self, data: bytes, at: int) -> None:
         if at < 0:
             raise ValueError("a table before the start")
-        self._data, self._at = data, at
+        self._data, self.at = data, at
         vtable = at - _number("<i", data, at)
         if vtable < 0:
             raise ValueError("a table without fields")
@@ -218,7 +238,7 @@ class _Table:
 
     def _where(self, field: int) -> int | None:
         offset = self._fields[field] if field < len(self._fields) else 0
-        return self._at + offset if offset else None
+        return self.at + offset if offset else None
 
     def _target(self, at: int) -> int:
         return at + _number("<I", self._data, at)

@@ -22,7 +22,7 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.arrow import STATE_FILE, ArrowOptions, CsvOptions
 from dataload.sources.arrow.columns import numbered
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
-from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
+from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout, schema_message
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
@@ -222,8 +222,7 @@ class _ArrowFile(TableReader):
 
     def _read_stream(self, messages: Sequence[bytes], names: Sequence[str] | None) -> Any:
         """Return a batch of records that follows all dictionaries, as pyarrow reads it; of some columns, if named."""
-        schema = self._layout.schema or self._schema.serialize().to_pybytes()
-        parts = [schema, *messages, _END]
+        parts = [schema_message(self._layout), *messages, _END]
         chosen = None if names is None else [self._numbers[name] for name in names]
         options = self._pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
         found = self._pa.ipc.open_stream(self._pa.py_buffer(b"".join(parts)), options=options).read_next_batch()

@@ -142,7 +142,8 @@ def polars():
 def test_tables_of_polars_with_views(tmp_path, polars):
     text = ["a", "long enough to be no part of a view", ""]
     kind = polars.Series(["u", "v", "u"], dtype=polars.Categorical)
-    frame = polars.DataFrame({"kind": kind, "t": text, "n": [1, 2, 3], "l": [["x"], [], []]})
+    both = polars.DataFrame({"a": kind, "b": kind.reverse()}).to_struct("both")  # share a dictionary in IPC files
+    frame = polars.DataFrame({"both": both, "kind": kind, "t": text, "n": [1, 2, 3], "l": [["x"], [], []]})
     frame.write_ipc(tmp_path / "a.arrow")
     frame.write_ipc_stream(tmp_path / "b.arrow")
     frame.write_parquet(tmp_path / "a.parquet")
@@ -150,6 +151,7 @@ def test_tables_of_polars_with_views(tmp_path, polars):
         source = dataload.open(tmp_path / path)
         assert [record["t"] for record in source] == frame["t"].to_list()
         assert source.read_batch([2, 1], ["kind"])["kind"] == ["u", "v"]
+        assert source.read_batch([1, 0], ["both"])["both"] == {"a": ["v", "u"], "b": ["v", "u"]}
         assert source.read_batch([2, 0], ["n", "l"])["l"] == [[], ["x"]]
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import Location
 from dataload.sources.views.select import Chosen
 from dataload.sources.views.split import select
-from dataload.storage import Remote, base_name
+from dataload.storage import Remote, base_name, storage_of
 
 _SHOWN_BAD = 3
 
@@ -128,7 +128,7 @@ def convert_command(
         "map": tokenize if map is None else resolve_reference(map, "--map"),
         "seed": seed,
     }
-    before = bytes_of(wanted.local_files())
+    before = sum(storage_of(file).size(file) for file in dict.fromkeys(wanted.local_files()))
     number = options.parse_part(part)
     with ExitStack() as stack:
         opened = _select(stack.enter_context(wanted.open()), where, split, take)
@@ -222,12 +222,6 @@ def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
 
 _TRIED = 256
 _LISTED = 20
-
-
-def bytes_of(files: Iterable[str]) -> int:
-    """Return the size of local files and of what is in local directories."""
-    paths = [path for file in dict.fromkeys(files) for path in (Path(file), *Path(file).rglob("*"))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def sizes(after: int, before: int, *, about: bool = False) -> str:

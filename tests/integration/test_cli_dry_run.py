@@ -15,6 +15,7 @@ def photos(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         pillow.fromarray(np.full((40, 40, 3), 8 * i, np.uint8)).save(path)
     (tmp_path / "photos" / "a" / "04.png").write_text("no image")
+    (tmp_path / "photos" / "a" / "notes").symlink_to("nowhere")
     return tmp_path / "photos"
 
 
@@ -30,7 +31,8 @@ def test_a_dry_run_shows_files_sizes_and_failures_and_writes_nothing(tmp_path, p
     lines = result.stdout.splitlines()
     assert lines[:3] == [f"{tmp_path}/out-0000{i}-of-00003.syr: 10 records" for i in range(3)]
     assert "30 records of the source would become about " in lines[3]
-    assert " times the " in lines[3]
+    size = lines[3].partition(" times the ")[2].removesuffix(" of the source")
+    assert f"folder: 30 records in 1 shard, {size}\n" in run("inspect", photos).stdout
     assert "warning: of 30 records tried, 1 cannot be converted: they would be skipped" in result.stderr
     assert any(line.strip().startswith("[2] ") and "04.png" in line for line in lines)
     assert lines[-1] == "nothing was written: leave out --dry-run"

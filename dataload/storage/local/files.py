@@ -112,6 +112,13 @@ class LocalLease:
     path: str
 
 
+def _size_if_there(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:  # a link that leads nowhere
+        return 0
+
+
 class LocalStorage:
     """Local files. `RemoteStorage` has the same methods; any number of threads may call them at once.
 
@@ -138,7 +145,7 @@ class LocalStorage:
         with file_errors(path):
             if os.path.isdir(path):
                 names = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
-                return sum(map(os.path.getsize, names))
+                return sum(map(_size_if_there, names))
             return os.stat(path).st_size
 
     def identity(self, path: str) -> FileIdentity:

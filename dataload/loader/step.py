@@ -278,6 +278,6 @@ def nbytes(batch: Any) -> int:
         own = getattr(batch, "nbytes", None)
     except RuntimeError:  # sparse tensors have none
         return 0
-    if own is not None:  # asking whether something is a mapping takes longer than all the rest
+    if isinstance(own, (int, np.integer)):  # not of a class; to ask for a mapping takes longer than all the rest
         return int(own)
     return sum(map(nbytes, cast("Mapping[str, Any]", batch).values())) if isinstance(batch, Mapping) else 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload.errors import CorruptFileError
+from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.types import Int64Array
 
 FILE_MAGIC = b"ARROW1"
@@ -102,8 +102,11 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
         root = _Table.root(footer)
         vectors = [root.vector(number) for number in (2, 3)]
         blocks = [np.frombuffer(footer, _BLOCK, *vector).tolist() for vector in vectors]
+        big_endian = _is_big_endian(root.table(1))
     except _INVALID as error:
         raise CorruptFileError(f"the footer is damaged: {error}", path=path, offset=size - _FOOT - length) from error
+    if big_endian:
+        raise _big_endian_error(path)
     several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
     if any((found.dictionary is None) != bool(kind) for kind, each in enumerate(several) for found in each):
         raise CorruptFileError("the footer takes one kind of batch for another", path=path)
@@ -149,11 +152,27 @@ def _parse_stream(read: Read, size: int, path: str) -> Layout:
     parts = list(_walk(read, size, path))
     if not parts:
         raise CorruptFileError("the stream has no schema", path=path, offset=0)
+    try:
+        big_endian = _is_big_endian(parts[0].table.table(2))
+    except _INVALID as error:
+        raise CorruptFileError(f"the schema is damaged: {error}", path=path, offset=0) from error
+    if big_endian:
+        raise _big_endian_error(path)
     messages = [part.message(path) for part in parts[1:]]
     _check(messages, path)
     dictionaries = [found for found in messages if found.dictionary is not None]
     schema = read(0, parts[0].body)
     return Layout(schema, b"", schema, dictionaries, [found for found in messages if found.dictionary is None])
+
+
+def _is_big_endian(schema: "_Table | None") -> bool:
+    return schema is not None and schema.number(0, "h") != 0
+
+
+def _big_endian_error(path: str) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"{path} has big-endian values: write it anew, with pyarrow, which swaps them", path=path
+    )
 
 
 def _walk(read: Read, size: int, path: str) -> "Iterator[_Part]":

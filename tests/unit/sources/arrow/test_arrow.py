@@ -330,6 +330,30 @@ def test_damaged_metadata_of_arrow(tmp_path, new, old, damage, message):
         len(ArrowSource(path))
 
 
+def field_of(data, table, number):
+    """Return where a table of Flatbuffers has the place of a field, and where the field's value is."""
+    place = table - struct.unpack_from("<i", data, table)[0] + 4 + 2 * number
+    return place, table + struct.unpack_from("<H", data, place)[0]
+
+
+def target_of(data, at):
+    return at + struct.unpack_from("<I", data, at)[0]
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_big_endian_values_are_refused(tmp_path, new):
+    path = write_arrow(tmp_path / "a.arrow", pa.table({"x": pa.array([1, 2, 3], pa.int16())}), new)
+    data = bytearray(path.read_bytes())
+    footer = len(data) - 10 - struct.unpack_from("<i", data, len(data) - 10)[0]
+    start, header = (footer, 1) if new is pa.ipc.new_file else (8, 2)  # the field of the schema
+    schema = target_of(data, field_of(data, target_of(data, start), header)[1])
+    one = next(at for at in range(schema + 4, len(data), 2) if data[at : at + 2] == b"\1\0")
+    struct.pack_into("<H", data, field_of(data, schema, 0)[0], one - schema)  # its byte order
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedFormatError, match=r"a\.arrow has big-endian values: write it anew, with pyarrow"):
+        len(ArrowSource(path))
+
+
 def test_text_that_is_not_utf8(tmp_path):
     column = pa.array([b"good", b"b\xffd"]).view(pa.string())
     for source in sources_of(tmp_path, pa.table({"t": column})):

@@ -306,7 +306,7 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
         elif len(is_text) > 1:
             raise TypeError("text is compared with other values")
         elif leaf.operation == "in":
-            holds[valid] = np.isin(values, np.array([*compared], kind))
+            holds[valid] = np.isin(values, np.array([*compared], kind)) if compared else False
         else:
             if every.dtype == object:
                 compared = np.array([compared], object)  # numpy's own text ends before its last zero bytes

@@ -190,10 +190,8 @@ def test_records_have_the_fields_of_the_data_set(tmp_path, record, message):
 
 def test_a_refused_record_adds_no_shard(tmp_path):
     written(tmp_path / "d.syr", 0, 2, shards=1)
-    with dataload.create(tmp_path, append=True, shards=3) as writer:
-        writer.extend(records(2, 3))
-        with pytest.raises(ConfigError, match="stores fields"):
-            writer.write(7)
+    with dataload.create(tmp_path, append=True, shards=3) as writer, pytest.raises(ConfigError, match="stores fields"):
+        writer.extend([*records(2, 3), 7])
     assert numbers(tmp_path) == [0, 1, 2]
 
 

@@ -112,7 +112,7 @@ class DevicePrefetcher(ABC, Generic[SentT]):
                 known = LoaderState.from_json(state)
                 earlier = [each for each in known.changes if (each.epoch, each.position) < first]
                 length = now.length if known.epoch == now.epoch else known.length
-                state |= replace(known, changes=(*earlier, *now.changes), length=length).to_json()
+                state |= replace(known, changes=(*earlier, *now.changes), length=length, parts=now.parts).to_json()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""

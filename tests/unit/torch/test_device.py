@@ -332,7 +332,8 @@ def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
 
 
 def test_weights_change_after_the_batches_sent_ahead(device):
-    source = mix({name: RangeSource(60)[begin:] for name, begin in (("a", 0), ("b", 30))}, {"a": 1, "b": 1})
+    parts = {name: RangeSource(60)[begin:] for name, begin in (("a", 0), ("b", 30), ("c", 50))}
+    source, more = mix({"a": parts["a"], "b": parts["b"]}, {"a": 1, "b": 1}), mix(parts, {"a": 1, "b": 1, "c": 0})
     settings = {"batch_size": 4, "batch_transform": lambda batch: {"index": batch["index"].tolist()}}
     with DeviceLoader(Loader(source, **settings), DEVICE, depth=2) as loader:
         batches, served, states = iter(loader), [], []
@@ -344,7 +345,7 @@ def test_weights_change_after_the_batches_sent_ahead(device):
     of_b = (np.array(served) >= 30).sum(1).tolist()
     assert (of_b[:4], min(of_b[4:])) == ([2] * 4, 3)
     for step, state in enumerate(states[3:], 3):
-        with Loader(source, **settings) as resumed:
+        with Loader(more, **settings) as resumed:  # a source may be added
             resumed.load_state_dict(state)
             assert [batch["index"] for batch, _ in zip(resumed, served[step:], strict=False)] == served[step:], step
 

@@ -152,16 +152,17 @@ class Expression:
 
     def matches(self, column: Callable[[str], Any]) -> Array:
         """Return where the condition holds, (rows,) bool, given columns of a batch by name."""
-        return np.asarray(self._decide(lambda leaf: _verdict(leaf, column))[0])
+        return np.asarray(self.decide(lambda leaf: _verdict(leaf, column))[0])
 
     def may_match(self, bounds: Callable[[str], tuple[Any, Any] | None]) -> bool:
         """Return whether the condition may hold somewhere, given the least and greatest value of fields, if known."""
-        return bool(self._decide(lambda leaf: _bounded(leaf, bounds))[0])
+        return bool(self.decide(lambda leaf: _bounded(leaf, bounds))[0])
 
-    def _decide(self, leaf: Callable[[Expression], Verdict]) -> Verdict:
+    def decide(self, leaf: Callable[[Expression], Verdict]) -> Verdict:
+        """Return the verdict, given those of the conditions that are joined."""
         if self.operation not in ("&", "|", "~"):
             return leaf(self)
-        (holds, fails), *others = (each._decide(leaf) for each in self.operands)
+        (holds, fails), *others = (each.decide(leaf) for each in self.operands)
         if self.operation == "~":
             return fails, holds
         ((also_holds, also_fails),) = others

@@ -162,11 +162,26 @@ class ConcatSource(ViewSource[Any]):
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
         if self._with_source and _SOURCE in condition.fields:
-            return super()._matches(condition, indices)
+            return self._matches_numbers(condition, np.arange(len(self)) if indices is None else indices)
         parts = split_by_shard(self._bounds(), np.arange(len(self)) if indices is None else indices)
         given = ((self._parents[part], where, None if indices is None else local) for part, local, where in parts)
         found = [where[parent._matches(condition, local)] for parent, where, local in given]
         return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def _matches_numbers(self, condition: Expression, indices: Int64Array) -> Int64Array:
+        """See `_matches`: sources decide on their fields, whose nulls they know, and numbers of sources are here."""
+        numbers = self._numbers(indices)
+
+        def decide(leaf: Expression) -> tuple[Array, Array]:
+            if leaf.fields == (_SOURCE,):
+                holds = leaf.matches({_SOURCE: numbers}.__getitem__)
+                return holds, ~holds
+            verdicts = np.zeros((2, len(indices)), np.bool_)
+            for verdict, each in zip(verdicts, (leaf, ~leaf), strict=True):
+                verdict[self._matches(each, indices)] = True
+            return verdicts[0], verdicts[1]
+
+        return np.flatnonzero(condition.decide(decide)[0])
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0

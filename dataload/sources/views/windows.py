@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty, split_rows
+from dataload._util.arrays import pooled_empty, split_records, split_rows
 from dataload._util.fingerprint import digest
 from dataload._util.settings import Above, Seconds, as_tuple, check_choice, check_count, check_setting
+from dataload.catalog.checks import shorten
 from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
+from dataload.sources.expression import Expression
 from dataload.sources.memory import owned
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import Location
@@ -172,8 +174,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
 
     def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
         columns = self._read_columns(indices, None)
-        rows = {name: _rows(column) for name, column in columns.items()}
-        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        return split_records({name: _rows(column) for name, column in columns.items()}, len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         chosen = self._check(fields)
@@ -183,8 +184,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
             anchors = self._spans.of_windows(indices)[0]
             spans = {name: self._parent._lasting(name, group.seconds) for name in names}
             found |= {name: span[1](anchors) for name, span in spans.items() if span is not None}
-        groups = [each for each in groups if not each[0].seconds]
-        wanted = [(group, names, *self._records(group, indices)) for group, names in groups]
+        wanted = [(group, names, *self._records(group, indices)) for group, names in groups if not group.seconds]
         for group, _, _, is_pad in wanted if self._pads else ():
             found |= {mask: is_pad.copy() for mask in group.masks if mask in chosen}
         wanted = [each for each in wanted if each[1]]
@@ -202,6 +202,13 @@ class WindowSource(ViewSource[dict[str, Any]]):
                 found |= {name: _cut(columns[name], where, records.shape, group.has_axis) for name in names}
                 start += records.size
         return {name: found[name] for name in chosen}
+
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
+        alone = {name for group in self._groups if not group.has_axis for name in group.names}
+        if self._clock is not None or not alone.issuperset(condition.fields):
+            return super()._matches(condition, indices)
+        anchors = self._spans.of_windows(np.arange(len(self)) if indices is None else indices)[0]
+        return self._parent._matches(condition, anchors)  # which knows its nulls
 
     @property
     def _reads_whole(self) -> bool:
@@ -268,9 +275,7 @@ class _Group:
             return spec
         if spec.dtype in ("bytes", "str"):  # tuples have neither dtype nor shape
             return FieldSpec("unknown")
-        if spec.shape is None:
-            return FieldSpec(spec.dtype)
-        return FieldSpec(spec.dtype, (len(self.offsets), *spec.shape))
+        return replace(spec, shape=None if spec.shape is None else (len(self.offsets), *spec.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +326,7 @@ def _check_lengths(lengths: Any, records: int) -> Int64Array:
     except (TypeError, ValueError):
         given = np.zeros(())
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        message = f"sequence_lengths must be integers in one dimension, got {_brief(lengths)}: {advice}"
+        message = f"sequence_lengths must be integers in one dimension, got {shorten(repr(lengths))}: {advice}"
         raise ConfigError(message, key="sequence_lengths")
     for outside in np.flatnonzero((given < 0) | (given > records))[:1].tolist():
         message = f"sequence_lengths[{outside}] is {given[outside]}, and the source has {records} records: {advice}"
@@ -364,14 +369,9 @@ def _check_offsets(name: str, given: Any) -> tuple[int, ...]:
     found = () if isinstance(given, (str, Mapping)) else as_tuple(given)
     right = all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in found)
     if not found or not right or max(abs(int(each)) for each in found) >= _LARGEST_OFFSET:
-        message = f"offsets of {name!r} must be integers, such as [-1, 0], got {_brief(given)}"
+        message = f"offsets of {name!r} must be integers, such as [-1, 0], got {shorten(repr(given))}"
         raise ConfigError(message, key=f"offsets.{name}", value=given)
     return tuple(map(int, found))
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis: bool) -> Any:

@@ -269,7 +269,7 @@ OFFSETS_OF = "offsets of 'action' must be integers, such as [-1, 0], got "
         *((lengths, {}, INTEGERS) for lengths in ([[40]], [2**70], [[1], [2, 3]])),
         ([], {}, "sequence_lengths have a sum of 0, and the source has 40 records"),
         ("x" * 78, {}, f"got '{'x' * 78}': "),
-        ("x" * 79, {}, f"got '{'x' * 76}...: "),
+        ("x" * 198, {}, f"got '{'x' * 59} ...(120 characters)... {'x' * 19}': "),
         ([40], {"length": 0}, "length must be an integer >= 1, got 0"),
         ([40], {"stride": 0}, "stride must be an integer >= 1, got 0"),
         ([40], {"ends": "next"}, "ends is 'next': choose from drop, pad"),

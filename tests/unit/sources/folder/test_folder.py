@@ -62,6 +62,7 @@ def test_classes_and_order_are_those_of_torchvision(tmp_path):
             "label": FieldSpec("int64", (), tuple(classes)),
         }
         assert str(source.fields["label"]) == "int64 (), 3 classes"
+        assert str(dataload.windows(source, [8], 2).fields["label"]) == "int64 (2), 3 classes"
         assert len(source) == len(samples) == 8
         for record, (path, label) in zip(source, samples, strict=True):
             assert record["__key__"] == os.path.splitext(os.path.relpath(path, root))[0]

@@ -90,8 +90,9 @@ def read_data_set(directory: str, remote: Remote | None) -> DataSet:
         for name in cameras:
             files, numbers = _places(directory, info["video_path"], episodes, f"videos/{name}", name)
             found[name] = Camera(files, numbers, episodes[f"videos/{name}/from_timestamp"].astype(np.float64))
-        names = _read_table([join(directory, "meta/tasks.parquet")], ["task_index", "__index_level_0__"], remote)
-        tasks = dict(zip(map(int, names["task_index"]), map(str, names["__index_level_0__"]), strict=True))
+        names = _read_table([join(directory, "meta/tasks.parquet")], None, remote)
+        texts = names["task" if "task" in names else "__index_level_0__"]  # LeRobot named this column later
+        tasks = dict(zip(map(int, names["task_index"]), map(str, texts), strict=True))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, SourceError):
             raise
@@ -121,7 +122,7 @@ def _read_episodes(
     return {name: np.concatenate([part[name] for part in parts]) for name in fields}
 
 
-def _read_table(files: Sequence[str], fields: Sequence[str], remote: Remote | None) -> dict[str, Any]:
+def _read_table(files: Sequence[str], fields: Sequence[str] | None, remote: Remote | None) -> dict[str, Any]:
     with closing(get_format("parquet").open(files, fields=fields, options={"remote": remote})) as source:
         return source.read_batch(np.arange(len(source)), fields)
 
@@ -282,7 +283,8 @@ class LeRobotSource(ViewSource[Record]):
         return found | {_TASK: FieldSpec("str", ())}
 
     def _is_chw(self, name: str) -> bool:
-        return self.options.layout == "chw" and (name in self._videos or name in self._data.images)
+        has_channels = (self.options.video or {}).get("frames", "rgb24") == "rgb24"
+        return self.options.layout == "chw" and (name in self._data.images or (has_channels and name in self._videos))
 
     def _read(self, indices: Int64Array) -> list[Record]:
         return split_records(self._read_columns(indices, None), len(indices))

@@ -50,6 +50,8 @@ def test_windows_against_a_model(directory):
 
 
 def test_episodes_fields_and_copies(directory):
+    path = directory / "meta/tasks.parquet"
+    pq.write_table(pq.read_table(path).rename_columns(["task_index", "task"]), path)  # as LeRobot came to name it
     with dataload.open(directory, episodes=[3, 1], fields=["task", "state"]) as source:
         assert len(source) == 4
         assert source.shard_lengths == (3, 1) == source.groups
@@ -134,6 +136,10 @@ def test_golden_statistics_and_sizes(tmp_path):
         assert source[3]["observation.images.top"].shape == (24, 32, 3)
         with dataload.open(root) as other:
             assert other.fingerprint() != source.fingerprint()
+    for layout in ("hwc", "chw"):  # of frames without channels, too
+        with dataload.open(root, layout=layout, video={"frames": "gray", "size": (24, 32)}) as source:
+            assert source[3]["observation.images.top"].shape == (24, 32)
+            assert source.fields["observation.images.top"].shape == (24, 32)
 
 
 def edit_episodes(root, change):

@@ -36,7 +36,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -60,6 +60,7 @@ from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, is_url, join, storage_of
+from dataload.storage.paths import literal_pattern
 
 MANIFEST_NAME = "dataload.json"
 """Name of the manifest in the directory of the shards."""
@@ -69,6 +70,7 @@ MOST_BYTES = 32 << 20
 
 RENEW = f"if the shards are right, delete {MANIFEST_NAME} and run `dataload index --manifest` again"
 
+_JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 _VERSION = 1
 _APPENDED = re.compile(r"\d-append-([0-9a-f]{8})(?=\.|$)")
 
@@ -187,6 +189,16 @@ def _parse(value: Any) -> DataSetFacts:
         if type(table[name]) is not int or table[name] != sum(parts):
             raise wrong_value(name, f"{sum(parts)}, the sum of the shards,", table[name])
     return facts
+
+
+def unfinished_conversions(directory: str, remote: Remote | None) -> Iterator[tuple[str, set[str]]]:
+    """Yield the journal of each conversion into a directory that has not ended, and the names of its shards."""
+    storage = storage_of(directory, remote)
+    for path in storage.glob(join(literal_pattern(directory), _JOURNALS)):
+        with suppress(ValueError, KeyError, TypeError):  # is not one
+            journal = json.loads(storage.read(path))
+            if len(journal["finished"]) < len(journal["shards"]):
+                yield path, {name for name, *_ in journal["shards"]}
 
 
 _LOCK_SECONDS = 10

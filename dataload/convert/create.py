@@ -17,13 +17,20 @@ import numpy as np
 from dataload._util.indexing import expand_braces
 from dataload._util.settings import check_count, check_flags
 from dataload.catalog.facts import DataSetFacts, Measures, ShardFacts
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, run_of_append
+from dataload.catalog.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    locked,
+    read_manifest,
+    run_of_append,
+    unfinished_conversions,
+)
 from dataload.catalog.statistics import DataSetStatistics, merge_fields
 from dataload.convert.measuring import fields_of, measure, narrow, without_cache
 from dataload.convert.plan import Shard, Target
-from dataload.convert.sharded import Rule, ShardedWriter, suffix_of
+from dataload.convert.sharded import LOCK_SECONDS, Rule, ShardedWriter, suffix_of
 from dataload.errors import ConfigError
-from dataload.sources.discover import find_destination, split_format, unfinished_conversions
+from dataload.sources.discover import find_destination, split_format
 from dataload.sources.format import Format
 from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.sources.views.sequences import lengths_of, save_lengths
@@ -96,7 +103,6 @@ def create(
     return ShardedWriter(target, options, overwrite, Rule(shards, records_per_shard, size))
 
 
-_LOCK_SECONDS = 600  # while others rename and describe their shards
 _TENSORFLOW = re.compile(r"-\d+-of-\d+$")  # after the suffix
 _NUMBER = re.compile(r"(\d+)(-of-\d+)?(-append-[0-9a-f]{8})?$")
 
@@ -177,7 +183,7 @@ class Appender(ShardedWriter):
                 self._measured = measure(source, known.selected)
         # Elsewhere, uploads take long, and the store compares versions of the manifest.
         path = self._target.at(MANIFEST_NAME)
-        held = nullcontext() if remote else locked(f"{path}.append", None, _LOCK_SECONDS)
+        held = nullcontext() if remote else locked(f"{path}.append", None, LOCK_SECONDS)
         with held:
             found = self._storage.load(path)  # the latest, whatever was read before
             manifest = Manifest() if found is None else Manifest.parse(found[0], path)

@@ -13,8 +13,9 @@ from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_published
 from dataload.catalog.facts import ShardFacts
-from dataload.catalog.manifest import read_manifest, update_manifest
+from dataload.catalog.manifest import locked, read_manifest, update_manifest
 from dataload.convert.blocks import size_of
+from dataload.convert.ledger import Journal
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
@@ -25,6 +26,7 @@ from dataload.storage import AtomicFile, base_name, join
 from dataload.storage.errors import write_errors
 from dataload.storage.local.atomic import exists_error
 
+LOCK_SECONDS = 600  # while others rename and describe their shards
 _MOST_THREADS = 8  # they mostly hash
 
 
@@ -167,9 +169,25 @@ class ShardedWriter(ClosedOrAborted):
 
     @contextmanager
     def _named(self, count: int) -> Generator[Sequence[str]]:
-        """Yield the final paths of the shards, which no other process takes until the manifest lists them."""
+        """Yield the final paths of the shards, which no other process takes until the manifest lists them.
+
+        Meanwhile a journal tells readers that some shards may be missing, or those that were there before.
+        """
+        target, storage = self._target, self._storage
         records = self._count if self._rule.shards else count
-        yield [shard.path for shard in self._target.plan(records, shards=count, records_per_shard=None)]
+        plan = target.plan(records, shards=count, records_per_shard=None)
+        shards = tuple((shard.name, shard.start, shard.stop) for shard in plan)
+        journal = Journal(source="create", records=records, format=self._entry.name, options={}, shards=shards)
+        with locked(target.journal, target.remote, LOCK_SECONDS):
+            _, version = storage.load(target.journal) or (b"", None)
+            storage.replace(target.journal, journal.to_bytes(), version)
+            is_whole = not self._overwrite  # after an error, `_move` has removed all
+            try:
+                yield [shard.path for shard in plan]
+                is_whole = True
+            finally:
+                if is_whole:
+                    storage.remove(target.journal)
 
     def _enter(self, paths: Sequence[str], described: Sequence[ShardFacts]) -> None:
         remote = self._target.remote

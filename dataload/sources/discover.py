@@ -1,8 +1,7 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,7 +13,14 @@ import numpy as np
 from dataload._util.indexing import expand_braces, missing_parts
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, common_classes
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, renewal, run_of_append
+from dataload.catalog.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    read_manifest,
+    renewal,
+    run_of_append,
+    unfinished_conversions,
+)
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError, and_more
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
@@ -38,11 +44,10 @@ from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_names, local_path, storage_of
 from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
-from dataload.storage.paths import as_path, is_web_url, literal_pattern
+from dataload.storage.paths import as_path, is_web_url
 
 _SHOWN_PATTERNS, _SHOWN_NAMES = 10, 4
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
-_JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 _PATTERN = re.compile(r"[*?[{]")
 
 
@@ -319,8 +324,11 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
     if not (found.any(axis=1).all() and np.array_equal(found[:, 0], listed.bytes)):
         pairs = zip(listed.names, found.tolist(), strict=True)
         problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in pairs if size or time})
+    newer = np.flatnonzero(found[:, 1] >= read[1]).tolist()
+    for journal, names in unfinished_conversions(directory, None) if newer and not problems else ():
+        if not names.isdisjoint(listed.names):  # their sizes and ends may be equal
+            problems.append(f"a conversion ({base_name(journal)}) has not ended, so shards may be old or new")
     if not problems and listed.contents:
-        newer = np.flatnonzero(found[:, 1] >= read[1]).tolist()
         marks = {paths[shard]: mark for shard in newer if (mark := listed.contents[shard]) is not None}
         problems += [f"{base_name(path)} has another content than in the manifest" for path in find_changed(marks)]
     if not problems:
@@ -366,16 +374,6 @@ def check_complete(directory: str, names: Sequence[str], remote: Remote | None) 
     for path, _ in unfinished_conversions(directory, remote):
         message = f"the directory {directory} has the shards of an unfinished conversion ({base_name(path)})"
         raise SourceNotFoundError(f"{message}: {remedy}", path=directory)
-
-
-def unfinished_conversions(directory: str, remote: Remote | None) -> Iterator[tuple[str, set[str]]]:
-    """Yield the journal of each conversion into a directory that has not ended, and the names of its shards."""
-    storage = storage_of(directory, remote)
-    for path in storage.glob(join(literal_pattern(directory), _JOURNALS)):
-        with suppress(ValueError, KeyError, TypeError):  # is not one
-            journal = json.loads(storage.read(path))
-            if len(journal["finished"]) < len(journal["shards"]):
-                yield path, {name for name, *_ in journal["shards"]}
 
 
 def _holds_data(path: str, remote: Remote | None, known: Sequence[Format]) -> bool:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -249,3 +250,26 @@ def test_a_record_that_does_not_fit_changes_nothing(tmp_path):
     with dataload.open(tmp_path) as source:
         assert [int(record["y"]) for record in source] == [*range(6)]
         assert source.shard_lengths == (2, 2, 2)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["d{shard}.syr", "d{shard}.lmdb"])
+def test_shards_of_a_killed_writer_are_not_read_with_those_before(tmp_path, name, overwrite):
+    """Files of equal size and ends were read as one data set, some old and some new, or without the last ones."""
+    records = [RECORDS[0]] * 4 + [RECORDS[2]] * 4 + [RECORDS[0]] * 4
+    if overwrite:
+        shards_of(tmp_path, name, records, shards=2)
+    code = f"""
+import os, sys, dataload, numpy as np
+from dataload.convert.sharded import ShardedWriter
+place = ShardedWriter._place
+ShardedWriter._place = lambda *given: (place(*given), os._exit(9))
+with dataload.create({str(tmp_path / name)!r}, shards=2, overwrite={overwrite}) as writer:
+    writer.extend([{{"x": np.arange(500, dtype=np.float32), "y": np.array(0)}}] * 12)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    with pytest.raises(SourceError, match=r"conversion.*\.convert\.json"):
+        dataload.open(tmp_path)
+    shards_of(tmp_path, name, records, shards=2, overwrite=True)
+    with dataload.open(tmp_path) as source:
+        assert [int(record["y"]) for record in source] == [0, 0, 2, 2, 0, 0] * 2

@@ -13,12 +13,13 @@ import numpy as np
 
 from dataload._util.arrays import to_array
 from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
-from dataload.errors import ConfigError, message_of
+from dataload.errors import ConfigError, SourceError, message_of
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
 from dataload.storage.errors import write_errors
 
 _BLOCK_BYTES, _MOST_RECORDS = 1 << 22, 1 << 10  # encoded at once
+_DAMAGING = OSError, SourceError, KeyboardInterrupt  # may leave part of a record in the file
 
 
 class ClosedOrAborted(ABC):
@@ -95,6 +96,7 @@ class Writer(ClosedOrAborted):
     def __init__(self, path: str | PathLike[str], *, overwrite: bool = False, **options: Any) -> None:
         self.before_publish: Callable[[str], None] | None = None
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
+        self._damage: str | None = None
         self._count = 0
         self.stored_bytes = 0
         self._pid, self._lock = os.getpid(), threading.RLock()
@@ -177,12 +179,14 @@ class Writer(ClosedOrAborted):
         """
         with self._lock:
             self._check_open(self.path)
+            self._check_whole()
             try:
                 self._write(record)
-            except OSError:
+                self._count += 1
+            except _DAMAGING as error:
+                self._damage = message_of(error)
                 with write_errors(self.path):  # only now: for small records it would take as long as the rest
                     raise
-            self._count += 1
 
     def extend(self, records: Iterable[Any]) -> None:
         """Append several records; of a list or tuple, small ones are written faster than by `write`.
@@ -197,20 +201,32 @@ class Writer(ClosedOrAborted):
             return
         with self._lock, write_errors(self.path):
             self._check_open(self.path)
-            self._write_all(cast("Sequence[Any]", records))
+            self._check_whole()
+            try:
+                self._write_all(cast("Sequence[Any]", records))
+            except _DAMAGING as error:
+                self._damage = message_of(error)
+                raise
+
+    def _check_whole(self) -> None:
+        """Raise a SourceError if an earlier record may be in the file in part."""
+        if self._damage is not None:
+            message = f"an error has interrupted writing {self.path}, so it cannot be completed: {self._damage}"
+            raise SourceError(message, path=self.path)
 
     def close(self) -> None:
         """Complete the file and rename it to its destination. May be called twice.
 
         Raises:
             ConfigError: The destination has come into existence in the meantime.
-            SourceError: The operating system reports an error.
+            SourceError: The operating system reports an error, or has done so when a record was written.
         """
         with self._lock:
             if self._state != "open":
                 return
             self._check_open(self.path)
             try:
+                self._check_whole()
                 with write_errors(self.path):
                     self._finish()
                     if self.before_publish is not None:

@@ -1,5 +1,6 @@
 """Writers of several shards."""
 
+import errno
 import gc
 import os
 import subprocess
@@ -16,6 +17,7 @@ from dataload import ConfigError, CorruptFileError
 from dataload.catalog import arrays
 from dataload.catalog.manifest import Manifest
 from dataload.errors import SourceError
+from dataload.storage.local import atomic
 
 RECORDS = [{"x": np.arange(i, i + 500, dtype=np.float32), "y": np.array(i)} for i in range(25)]
 
@@ -273,3 +275,22 @@ with dataload.create({str(tmp_path / name)!r}, shards=2, overwrite={overwrite}) 
     shards_of(tmp_path, name, records, shards=2, overwrite=True)
     with dataload.open(tmp_path) as source:
         assert [int(record["y"]) for record in source] == [0, 0, 2, 2, 0, 0] * 2
+
+
+@pytest.mark.parametrize("name", ["d.syr", "d.tar", "d.arrow", "d.jsonl"])
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_file_that_lacks_part_of_a_record_is_not_published(tmp_path, monkeypatch, name, bulk):
+    """After a full disk the writer went on, and replaced a file with a damaged one."""
+    (tmp_path / name).write_text("before")
+    writer = dataload.create(tmp_path / name, overwrite=True, **({"group_bytes": 1} if name == "d.arrow" else {}))
+    record = {"x": [0.0] * 500_000} if name == "d.jsonl" else {"x": np.zeros(1 << 20)}
+    writer.write(record)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic._OwnFile, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(SourceError, match="full"):
+            writer.extend([record]) if bulk else writer.write(record)
+    for end in (lambda: writer.write(record), writer.close):
+        with pytest.raises(SourceError, match=r"interrupted writing .* cannot be completed: .*full"):
+            end()
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "before"

@@ -1,7 +1,7 @@
 """The source of JSON Lines, read line by line."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any, ClassVar, Self, TypeAlias, cast
@@ -21,7 +21,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl import JsonlOptions
-from dataload.sources.shards import ShardReader
+from dataload.sources.shards import Location, ShardReader
 from dataload.sources.views.select import match_columns
 from dataload.storage import RecordFile, storage_of, unchanged
 from dataload.storage.backend import is_compressed, read_text
@@ -116,8 +116,9 @@ class JsonlSource(FileSource[Record]):
             return super()._read_columns(indices, fields)
         # Columns of each file would differ in type: numbers of some records are integers in JSON, others floats.
         chosen = self._choose(fields, opened)
-        records = opened.gathered(indices, lambda reader, local: cast("_Reader", reader).read_alike(local, chosen))
-        return default_collate(records)
+        records = opened.gathered(indices, lambda reader, local: reader.read(local, chosen))
+        first = cast("_Reader", opened.reader(0))
+        return _columns(records, first.is_plain, lambda row: self.locate(int(indices[row])))
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         return with_masks(self._selected, known, self.options.nulls)
@@ -215,22 +216,13 @@ class _Reader(ShardReader[Record]):
         return records if fields is None else [select_fields(record, fields) for record in records]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        return default_collate(self.read_alike(indices, fields))
+        first = self._first or self
+        return _columns(
+            self.read(indices, fields), first.is_plain, lambda row: Location(self._path, int(indices[row]), None)
+        )
 
-    def read_alike(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        """Return records for a batch, none of which has a null where others have numbers or text."""
-        records = self.read(indices, fields)
-        for name in records[0]:
-            values = [record.get(name) for record in records]
-            if None in values and (not _PLAIN.isdisjoint(map(type, values)) or self._is_plain(name)):
-                message = f"field {name!r} is null, and other records have numbers or text: {REMEDIES}"
-                raise CorruptFileError(message, path=self._path, index=int(indices[values.index(None)]))
-        return records
-
-    def _is_plain(self, name: str) -> bool:
+    def is_plain(self, name: str) -> bool:
         """Return whether one of the first records has a number or text in a field."""
-        if self._first is not None:
-            return self._first._is_plain(name)
         if self._plain is None:
             records = self._intact(np.arange(min(len(self), _SAMPLED)))
             self._plain = {name for record in records for name, value in record.items() if type(value) in _PLAIN}
@@ -269,7 +261,7 @@ class _File(_Reader):
         self._sample(options.nulls)
 
     def shared(self) -> tuple[RecordFile, Any]:
-        return self._file, ()
+        return self._file, self._fills
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
@@ -325,6 +317,17 @@ class _CompressedFile(_Reader):
         return [
             bytes(text[start : start + size]) for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
         ]
+
+
+def _columns(records: list[Record], is_plain: Callable[[str], bool], locate: Callable[[int], Location]) -> Batch:
+    """Return columns of records, none of which has a null where others have numbers or text."""
+    for name in records[0]:
+        values = [record.get(name) for record in records]
+        if None in values and (not _PLAIN.isdisjoint(map(type, values)) or is_plain(name)):
+            at = locate(values.index(None))
+            message = f"field {name!r} is null, and other records have numbers or text: {REMEDIES}"
+            raise CorruptFileError(message, path=at.shard, index=at.record)
+    return default_collate(records)
 
 
 def _add_samples(samples: dict[str, Any], others: Mapping[str, Any]) -> None:

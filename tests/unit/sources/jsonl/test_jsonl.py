@@ -110,8 +110,18 @@ def test_a_compressed_file_that_changes(tmp_path):
 
 
 def test_numbers_of_several_files_make_one_column(tmp_path):
-    paths = [write(tmp_path / f"{x}.jsonl.gz", gz(b'{"x": %s}\n' % x.encode())) for x in ("1", "0.5")]
+    paths = [write(tmp_path / f"{x}.jsonl.gz", gz(b'{"x": %s}\n' % x.encode())) for x in ("1", "0.5", "null")]
     assert dataload.open(paths).read_batch([1, 0, 1])["x"].tolist() == [0.5, 1.0, 0.5]
+    plain = [write(tmp_path / name, text) for name, text in (("a.jsonl", b'{"x": null}\n'), ("b.jsonl", b'{"x": 1}\n'))]
+    for source, null in ((dataload.open(paths), "null.jsonl.gz"), (dataload.open(plain), "a.jsonl")):
+        with pytest.raises(
+            CorruptFileError, match=rf"{null}, record 0: field 'x' is null, and other records have numb"
+        ):
+            source.read_batch([*range(len(source))])
+    write(tmp_path / "c.jsonl", b'{"x": "a"}\n{"x": null}\n')
+    write(tmp_path / "d.jsonl", b'{"x": 1}\n{"x": null}\n')
+    parts = [dataload.open(tmp_path / f"{name}.jsonl", nulls="mask") for name in "cd"]
+    assert [record["x"] for record in dataload.concat(parts).read([1, 3])] == ["", 0]
 
 
 def test_only_lines_of_the_file_are_taken_from_the_cache(tmp_path):

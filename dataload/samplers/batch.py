@@ -254,8 +254,7 @@ class BatchSampler(OverSampler):
 
     def items(self, epoch: int) -> int:
         """Return the number of positions in the order."""
-        length_in: Any = getattr(self.sampler, "length_in", None)  # of mixtures, which may change
-        return len(self.sampler) if length_in is None else length_in(epoch)
+        return _length_in(self.sampler, epoch)
 
     def first_step(self, epoch: int) -> int:
         """See `BatchPlanner.first_step`."""
@@ -288,12 +287,17 @@ class BatchSampler(OverSampler):
         return indices_of(self.sampler, positions.ravel(), epoch).reshape(positions.shape)
 
 
+def _length_in(sampler: Sampler, epoch: int) -> int:
+    length_in: Any = getattr(sampler, "length_in", None)  # of mixtures, which may change
+    return len(sampler) if length_in is None else length_in(epoch)
+
+
 _BLOCK = 1 << 18
 
 
 def positions_of(sampler: Sampler, index: int, *, epoch: int, below: int = MAX_LENGTH) -> Int64Array:
     """Return the positions under `below` of a record in an epoch, (n,) int64, ascending."""
-    below = min(below, len(sampler))
+    below = min(below, _length_in(sampler, epoch))
     compute: Any = getattr(sampler, "positions_of", None)
     if compute is not None:
         return compute(index, epoch=epoch, below=below)

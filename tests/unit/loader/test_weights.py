@@ -128,6 +128,8 @@ def test_epochs_end_where_the_weights_of_the_change_say(stop):
         spread = [np.ptp(counts[slice(*STARTS[n : n + 2])]) for n in range(4)]
         assert max(spread) <= 1, "a record was lost or repeated"
         assert stop == "longest" or counts.max() == 1
+    served = [len(servings_of(loader.batch_sampler, index, epoch=1)) for index in range(STARTS[-1])]
+    assert np.array_equal(served, np.bincount(epochs[1], minlength=STARTS[-1]))
     if stop == "longest":
         assert (used[:, 1] == 1).all()
         assert (used[2:, [0, 3]] == 1).all()

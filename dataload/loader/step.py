@@ -91,6 +91,8 @@ class BlockedPlans:
                 if blocks:  # others are whole, from where the order is known
                     start, stop = max(block * size, min(step, self._planner.first_step(epoch))), (block + 1) * size
                 steps = range(start, min(stop, self._planner.steps(epoch)))
+                if step not in steps:  # asked for by a task of an earlier order, whose epoch was longer
+                    raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps.stop} steps")
                 plans = blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
                 if len(blocks) > _MOST_BLOCKS:
                     del blocks[next(iter(blocks))]

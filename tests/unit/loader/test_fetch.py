@@ -19,6 +19,7 @@ from dataload import (
 )
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
+from dataload.executors.base import WorkerStatus
 from dataload.loader import failures as failures_module
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader, finish
@@ -147,6 +148,13 @@ def test_the_plans_of_a_task_may_span_blocks(start, stop):
     work = StepWork(fetcher(), BatchSampler(sampler=Sequential(1 << 16), batch_size=1024), reseeds=False)
     plans = work.plans_of(StepRange(0, 0, start, stop))
     assert [(plan.step, plan.indices[0]) for plan in plans] == [(step, 1024 * step) for step in range(start, stop)]
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
+def test_a_task_from_before_a_change_that_made_the_epoch_shorter_spoils_no_plans(tail):
+    work = StepWork(fetcher(), BatchSampler(sampler=Sequential(10), batch_size=2, tail=tail))
+    assert work(StepRange(0, 0, 7, 8), WorkerStatus()).loaded[0].error is not None
+    assert work.plan_of(StepRange(0, 0, 2, 3), 2).indices.tolist() == [4, 5]
 
 
 PACKED = plan_of(1, packing=Packing(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), (1, 4)))

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.arrays import to_array
-from dataload._util.failures import mark_users
+from dataload._util.failures import mark_users, owner_of
 from dataload._util.fingerprint import identify
 from dataload.catalog.facts import spec_of
 from dataload.collate.columns import describe_field
@@ -145,9 +145,14 @@ class WrappedSource(Source[Any]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the first record."""
+        """Fields of the first record; none if it is a bad record, for which a loader may have a remedy."""
         if self._fields is None:
-            record = self._read(np.zeros(1, np.int64))[0] if len(self) else None
+            record = None
+            try:
+                record = self._read(np.zeros(1, np.int64))[0] if len(self) else None
+            except Exception as error:
+                if owner_of(error) != "record":
+                    raise
             known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
             self._fields = {name: spec_of(value) for name, value in known.items()}
         return self._fields

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, RangeSource, WorkerError
+from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, RangeSource, WorkerError, mix
 from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
@@ -181,6 +181,12 @@ def test_many_bad_records_at_the_front_do_not_hide_the_fields():
     source = Plain(range(9_000), 10_000)
     assert rows(fetcher(source, "skip")(plan([5]), 0)) == []
     assert len(source.seen) < 110
+
+
+def test_a_bad_first_record_is_skipped_in_a_mix_whose_fields_it_would_show():
+    source = mix([(Plain([0], 5), 1), (Plain([], 5), 1)])
+    with Loader(source, batch_size=10, on_error="skip", max_bad=1.0) as loader:
+        assert next(iter(loader))["index"].tolist().count(0) == 1
 
 
 LENGTHS = np.array([2, 3, 1, 2, 4])

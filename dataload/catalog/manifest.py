@@ -58,7 +58,7 @@ from dataload.catalog.checks import (
 )
 from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.statistics import DataSetStatistics
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError, MachineError, SourceError, SourceNotFoundError, StoreError
 from dataload.storage import Remote, is_url, join, storage_of
 from dataload.storage.paths import literal_pattern
 
@@ -280,8 +280,8 @@ def locked(path: str, remote: Remote | None, seconds: float = _LOCK_SECONDS) -> 
             try:
                 entered.enter_context(storage_of(path, remote).lock(path))
                 break
-            except SourceError:
-                if time.monotonic() > deadline:
+            except SourceError as error:
+                if isinstance(error, (StoreError, MachineError)) or time.monotonic() > deadline:
                     raise
                 time.sleep(_SECONDS_BETWEEN_TRIES)
         yield

@@ -234,15 +234,18 @@ def _lock_file(name: str, path: str) -> int:
     with write_errors(name):
         deadline = time.monotonic() + _PROBE_SECONDS
         while True:
-            descriptor = _open_lock(name)
+            descriptor, may_write = _open_lock(name)
             try:
                 lock(descriptor, LOCK_EX | LOCK_NB)
                 # The previous holder may have deleted the file between the two calls: the next one would not see it.
-                if os.path.samestat(os.fstat(descriptor), os.lstat(name)):
+                is_there = os.path.samestat(os.fstat(descriptor), os.lstat(name))
+                if is_there and may_write:
                     os.ftruncate(descriptor, 0)
                     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
                     write_at(descriptor, f"process {os.getpid()} on {platform.node()}, since {now}".encode(), 0)
                     return descriptor
+                if is_there:
+                    os.unlink(name)
             except BlockingIOError:
                 if time.monotonic() < deadline:
                     os.close(descriptor)
@@ -262,9 +265,14 @@ def _lock_file(name: str, path: str) -> int:
             os.close(descriptor)
 
 
-def _open_lock(name: str) -> int:
+def _open_lock(name: str) -> tuple[int, bool]:
+    """Return the descriptor of a lock file, and whether this user may write to it."""
+    may_write = True
     try:
-        descriptor = open_file(name, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT)
+        try:
+            descriptor = open_file(name, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT)
+        except PermissionError:  # another user's, whose process may have ended
+            may_write, descriptor = False, open_file(name, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SourceError(f"{name} must be a lock file, but is a symbolic link: remove it", path=name) from None
@@ -273,7 +281,7 @@ def _open_lock(name: str) -> int:
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # another name of it may be a valuable file
         os.close(descriptor)
         raise SourceError(f"{name} must be a lock file, but is something else: remove it", path=name)
-    return descriptor
+    return descriptor, may_write
 
 
 _SECONDS_BETWEEN_SYNCS = 1.0

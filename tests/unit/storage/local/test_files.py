@@ -1,5 +1,6 @@
 """Locks of local files, and small text files."""
 
+import errno
 import fcntl
 import io
 import os
@@ -27,8 +28,17 @@ with storage_of("x").lock(sys.argv[1]):
 """
 
 
-def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path):
+@pytest.mark.parametrize("is_other_users", [False, True])
+def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path, monkeypatch, is_other_users):
+    """That of another user, who was killed, could never be taken: the file may not be written to."""
     path = str(tmp_path / "a")
+
+    def open_file(name, flags):
+        if is_other_users and flags & os.O_RDWR and os.path.exists(name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return os.open(name, flags, 0o644)
+
+    monkeypatch.setattr(files, "open_file", open_file)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     holder.stdout.readline()
     who = rf"\(process {holder.pid} on {os.uname().nodename}, since .* UTC\)"

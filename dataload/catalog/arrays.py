@@ -241,8 +241,9 @@ def list_data(directory: str, remote: Remote | None = None) -> list[Kept]:
             found.append(file._replace(kind="journal", removal="never"))
         elif file.kind == "index" or complete[file.name] is not None:  # files of other programs are not ours
             found.append(file)
-    # An index writes lengths before the manifest names them.
-    unnamed = "all" if is_url(directory) or any(file.kind == "index" for file in jobs) else "prune"
+    # An index, and an append, write lengths before the manifest names them.
+    is_due = any(file.kind == "index" or (file.kind == "lock" and file.holder) for file in files)
+    unnamed = "all" if is_url(directory) or is_due else "prune"
     path = join(directory, MANIFEST_NAME)
     manifest = (storage_of(path, remote).load(path) or (b"", None))[0]
     for number, file in enumerate(found):

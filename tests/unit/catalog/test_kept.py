@@ -47,6 +47,9 @@ def test_the_lengths_of_an_index_that_has_not_ended_may_be_deleted(directory):
     found = listed(str(directory))
     assert found[".dataload.json.index.log"] == ("index", "", "all")
     assert found[LENGTHS] == ("lengths", "", "all")
+    (directory / ".dataload.json.index.log").unlink()
+    with storage_of("").lock(str(directory / "dataload.json")):  # an append saves them while it has the lock
+        assert listed(str(directory))[LENGTHS] == ("lengths", "", "all")
 
 
 def test_a_job_that_has_begun_keeps_all_its_files(directory):

@@ -281,10 +281,12 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
 
     def _drop_received(self) -> bool:
         dropped = False
-        for held in self._held.values():
+        for url, held in [*self._held.items()]:
             while held and held[0].last < self._received:
                 self._bytes -= held.popleft().buffer.nbytes
                 dropped = True
+            if not held:
+                del self._held[url]  # there may be a million files
         return dropped
 
     def _fetch_chunk(self, owner: _Fetched, chunk: Chunk) -> None:

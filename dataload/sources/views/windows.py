@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty, split_records, split_rows
+from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import Above, Seconds, as_tuple, check_choice, check_count, check_setting
 from dataload.catalog.checks import shorten
@@ -173,8 +173,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         return self._parent.locate(int(self._spans.of_windows(np.array([index]))[0][0]))
 
     def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
-        columns = self._read_columns(indices, None)
-        return split_records({name: _rows(column) for name, column in columns.items()}, len(indices))
+        return records_of(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         chosen = self._check(fields)
@@ -390,11 +389,14 @@ def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis
     return found.reshape(*shape, *found.shape[1:]) if has_axis else found
 
 
-def _rows(column: Any) -> list[Any]:
-    """Return the value of each row of a column in `_read_columns`."""
-    if isinstance(column, dict):
-        inner = {name: _rows(each) for name, each in cast("dict[str, Any]", column).items()}
-        return [dict(zip(inner, values, strict=True)) for values in zip(*inner.values(), strict=True)]
-    if isinstance(column, tuple):
-        return [*zip(*cast("tuple[Any, ...]", column), strict=True)]
-    return split_rows(column)
+def records_of(columns: Batch, rows: int) -> list[dict[str, Any]]:
+    """Split a batch of windows into records."""
+    found = dict[str, Any]()
+    for name, column in columns.items():
+        each = column
+        if isinstance(column, dict):
+            each = records_of(cast("Batch", column), rows)
+        elif isinstance(column, tuple):
+            each = [*zip(*cast("tuple[Any, ...]", column), strict=True)]
+        found[name] = each
+    return split_records(found, rows)

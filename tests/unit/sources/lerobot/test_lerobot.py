@@ -47,6 +47,9 @@ def test_windows_against_a_model(directory):
                 assert batch["task"][row] == ("walk", "stand")[episode % 2]
                 row += 1
         assert np.array_equal(batch["action"][:, 0] if batch["action"].ndim > 1 else batch["action"], -STATE[:, 0])
+    with dataload.open(directory, delta_timestamps={"task": [0, 0.1]}) as source:
+        assert [record["task"] for record in source.read([0, 3])] == [("walk", "walk"), ("walk", "walk")]
+        assert source[4]["task"] == ("stand", "stand")
 
 
 def test_episodes_fields_and_copies(directory):

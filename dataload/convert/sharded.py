@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import as_published
+from dataload.catalog.evidence import as_published, files_of
 from dataload.catalog.facts import ShardFacts
 from dataload.catalog.manifest import locked, read_manifest, update_manifest
 from dataload.convert.blocks import size_of
@@ -233,6 +233,8 @@ class ShardedWriter(ClosedOrAborted):
     def _place(self, staged: str, final: str) -> None:
         with self._storage.create(final, overwrite=self._overwrite) as part:
             os.rename(staged, part.temporary)
+            for file in files_of(part.temporary):
+                os.utime(file)  # readers look for unfinished conversions if a shard is newer than the manifest
             part.publish()
 
     def abort(self) -> None:

@@ -391,12 +391,10 @@ def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis
 
 def records_of(columns: Batch, rows: int) -> list[dict[str, Any]]:
     """Split a batch of windows into records."""
-    found = dict[str, Any]()
+    found = dict[str, Any](columns)
     for name, column in columns.items():
-        each = column
         if isinstance(column, dict):
-            each = records_of(cast("Batch", column), rows)
+            found[name] = records_of(cast("Batch", column), rows)
         elif isinstance(column, tuple):
-            each = [*zip(*cast("tuple[Any, ...]", column), strict=True)]
-        found[name] = each
+            found[name] = [*zip(*cast("tuple[Any, ...]", column), strict=True)]
     return split_records(found, rows)

@@ -77,6 +77,7 @@ class DevicePrefetcher(ABC, Generic[SentT]):
                 yield self._hand_over(ahead, ended)
             if failure is not None:
                 raise failure
+            self._state = None  # the loader may have had nothing left
         finally:
             del failure  # its traceback refers to this frame
             if self._ahead is ahead:

@@ -350,6 +350,12 @@ def test_weights_change_after_the_batches_sent_ahead(device):
             assert [batch["index"] for batch, _ in zip(resumed, served[step:], strict=False)] == served[step:], step
 
 
+def test_a_for_after_the_last_epoch_leaves_the_state_at_its_end():
+    with DeviceLoader(Loader(RangeSource(4), batch_size=2, epochs=1), "cpu") as loader:
+        next(iter(loader))
+        assert (list(loader), loader.state_dict()) == ([], loader.loader.state_dict())
+
+
 def test_on_the_cpu_batches_pass_through():
     tensor = torch.arange(3)
 

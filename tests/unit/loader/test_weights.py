@@ -142,6 +142,18 @@ def test_epochs_end_where_the_weights_of_the_change_say(stop):
     ]
 
 
+def test_a_change_after_the_last_batch_leaves_the_epoch_as_long_as_it_was():
+    (loader,) = ranks(1, stop="first")
+    for step, _ in enumerate(loader, 1):
+        if step == len(loader):
+            loader.change_weights(row((0, 1, 0, 1)))  # makes the next epoch longer
+            state = loader.state_dict()
+    (again,) = ranks(1, stop="first")
+    again.load_state_dict(state)
+    assert (step, loader.epoch) == (2, 1)
+    assert [b["index"].tolist() for b in loader] == [b["index"].tolist() for b in again]
+
+
 def test_a_change_of_a_later_step_is_part_of_the_state_and_one_before_it_leaves_it():
     (loader,) = ranks(1)
     iterator = iter(loader)

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from operator import is_not
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -157,17 +158,26 @@ class IndexJob:
             return tuple(_entry(directory, units, [done.facts[u.key] for u in units], lengths_in) for units in groups)
 
         path, unsaved = join(directory, MANIFEST_NAME), self.plan.unsaved
+        is_measured = any(each.measuring is not None for each in self.plan.data_sets)
         if isinstance(ledger, IndexLedger) and mode.part is not None:
             path = ledger.path  # the log stays until the merge
         elif isinstance(ledger, IndexLedger):
             try:
-                saved = entries(directory)
-                update_manifest(directory, saved, self.plan.gone, remote=self.remote)
+                saved = listed = entries(directory)
+
+                def with_appended(manifest: Manifest) -> Sequence[DataSetFacts]:
+                    nonlocal listed
+                    listed = tuple(_with_appended(entry, self.plan.known, manifest) for entry in saved)
+                    return listed
+
+                update_manifest(directory, with_appended, self.plan.gone, remote=self.remote)
                 remove_old(directory, self.remote)
                 ledger.clear(done.facts)
-                return IndexReport(path, saved, len(done.known))
+                if is_measured and any(map(is_not, saved, listed)):
+                    return IndexReport(path, saved, len(done.known), "shards were added meanwhile, so run it again")
+                return IndexReport(path, listed, len(done.known))
             except SourceError as error:
-                if isinstance(error, CorruptFileError) or all(each.measuring is None for each in self.plan.data_sets):
+                if isinstance(error, CorruptFileError) or not is_measured:
                     raise
                 unsaved = str(error)
         return IndexReport(path, entries(""), len(done.known), unsaved)
@@ -196,6 +206,16 @@ def _entry(directory: str, units: Sequence[Shard], shards: Sequence[ShardFacts],
     options, selected = data_set.stored(data_set.measured), data_set.measuring.fields
     statistics = DataSetStatistics(options=options, selected=selected, fields=fields, lengths=kept)
     return replace(entry, statistics=statistics.to_json())
+
+
+def _with_appended(entry: DataSetFacts, known: frozenset[str], manifest: Manifest) -> DataSetFacts:
+    """Return an entry with the shards that the manifest lists by now, but did not when the run was planned."""
+    listed, old = manifest.find(entry.names[0]), known.union(entry.names)
+    added = [] if listed is None else [shard for shard in listed.shards if shard.name not in old]
+    if listed is None or not added or listed.format != entry.format:
+        return entry
+    shards = (*entry.shards, *added)  # whose statistics, if any, are those of the manifest
+    return DataSetFacts.of(listed.pattern, entry.format, shards, fields=entry.fields, options=entry.options)
 
 
 def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFacts:

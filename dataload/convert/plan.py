@@ -18,7 +18,7 @@ from dataload._util.settings import check_count, check_fields
 from dataload.catalog.checks import STORED_OPTIONS, check_name
 from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.manifest import read_manifest, run_of_append
+from dataload.catalog.manifest import Manifest, read_manifest, run_of_append
 from dataload.convert.measuring import fields_of, without_cache
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source
@@ -278,11 +278,15 @@ def _sent_set(values: Any) -> PlannedSet:
 
 
 class ShardList(NamedTuple):
-    """The plan of a run over a directory; `gone` shards no longer exist, `unsaved` is a reason for writing nothing."""
+    """The plan of a run over a directory; `gone` shards no longer exist, `unsaved` is a reason for writing nothing.
+
+    `known` are the shards in the manifest when the run was planned.
+    """
 
     directory: str
     data_sets: Sequence[PlannedSet]
     gone: set[str]
+    known: frozenset[str]
     unsaved: str = ""
 
 
@@ -291,12 +295,15 @@ def plan_index(
 ) -> ShardList:
     entry, path = split_format(path, format_name)
     path = path.rstrip("/") or "/"
+    is_directory = storage_of(path, remote).is_directory(path)
+    before = read_manifest(path, remote) if is_directory else None  # first: its shards are among those found
     found = find_shards(path, entry.name if entry is not None else None, manifests=False, remote=remote)
     directory = _directory_of(found, path, remote)
     names = tuple(map(base_name, found.files))
-    is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
-    manifest = read_manifest(directory, remote) if is_directory or measuring is not None else None
-    listed = [] if manifest is None else [*manifest.data_sets]
+    is_directory = is_directory and {*names} != {base_name(path)}
+    manifest = before if is_directory else read_manifest(directory, remote)
+    known = frozenset(name for each in (manifest or Manifest()).data_sets for name in each.names)
+    listed = [] if manifest is None or not (is_directory or measuring is not None) else [*manifest.data_sets]
     if listed:  # without what an append that was killed has left
         runs = {None, *(run_of_append(name) for each in listed for name in each.names)}
         names = tuple(name for name in names if run_of_append(name) in runs)
@@ -313,7 +320,7 @@ def plan_index(
         typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
         typed = listed[0].pattern if same else typed
         pattern = listed[0].pattern if same and measuring is not None else pattern_of(order, typed)
-        return ShardList(directory, [planned(pattern, order, listed[0] if listed else None)], set(), unsaved)
+        return ShardList(directory, [planned(pattern, order, listed[0] if listed else None)], set(), known, unsaved)
     present = {*names}
     if extra := present.difference(*(entry.names for entry in listed)):
         message = f"{min(extra)} is in none of the {len(listed)} data sets of {directory}: index a pattern that has it"
@@ -321,7 +328,7 @@ def plan_index(
     left = [(each, tuple(name for name in each.names if name in present)) for each in listed]
     data_sets = [planned(pattern_of(own, each.pattern), own, each) for each, own in left if own]
     gone = {name for entry in listed for name in entry.names}.difference(names)
-    return ShardList(directory, data_sets, gone, unsaved)
+    return ShardList(directory, data_sets, gone, known, unsaved)
 
 
 def _directory_of(found: DataSetFiles, path: str, remote: Remote) -> str:

@@ -266,3 +266,23 @@ def test_several_processes_append_at_the_same_time(tmp_path):
     entry = listed(tmp_path)
     index_shards(str(tmp_path), measuring=Measuring())
     assert listed(tmp_path) == entry
+
+
+@pytest.mark.parametrize("measuring", [None, Measuring()])
+@pytest.mark.parametrize("pattern", ["", "d-*.syr"])
+def test_an_index_keeps_what_was_appended_meanwhile(tmp_path, measuring, pattern):
+    """It listed the shards that it had found, and the next append deleted the others."""
+    written(tmp_path / "d.syr", 0, 2, shards=1)
+
+    def progress(done, _):
+        if not done:
+            written(tmp_path, 2, 4, append=True)
+
+    report = index_shards(str(tmp_path / pattern), measuring=measuring, progress=progress)
+    assert report.unsaved == ("" if measuring is None else "shards were added meanwhile, so run it again")
+    written(tmp_path, 4, 5, append=True)
+    assert numbers(tmp_path) == [*range(5)]
+    assert "statistics" not in listed(tmp_path)
+    index_shards(str(tmp_path), measuring=measuring)
+    assert numbers(tmp_path) == [*range(5)]
+    assert ("statistics" in listed(tmp_path)) == (measuring is not None)

@@ -334,13 +334,18 @@ def _index_archives(archives: list[str], directory: str | None, remote: Remote, 
         except DataloadError as error:
             failed += 1
             print_error(str(error))
+    found = [*dict.fromkeys(found)]
     total = len(found) + failed
+    names = [os.path.splitext(base_name(archive))[0] for archive in found]
+    if directory is not None and (twice := [name for name, count in Counter(names).items() if count > 1]):
+        message = (
+            f"{twice[0]}.idx would be the index of {names.count(twice[0])} archives: index their folders one by one"
+        )
+        raise ConfigError(f"{message}, each into another directory", key="directory", value=directory)
     with ProgressBar("indexing") as bar:
-        for done, archive in enumerate(found, start=1):
+        for done, (archive, name) in enumerate(zip(found, names, strict=True), start=1):
             try:
-                index = None
-                if directory is not None:
-                    index = os.path.join(directory, os.path.splitext(base_name(archive))[0] + ".idx")
+                index = None if directory is None else os.path.join(directory, f"{name}.idx")
                 count = entry.write_index(archive, index, overwrite=True, strict=strict, remote=remote)
             except (DataloadError, OSError) as error:
                 failed += 1

@@ -398,6 +398,10 @@ def test_index(tmp_path, monkeypatch):
     Path("out").mkdir()
     ok("index", "a-{0..1}.tar", "-d", "out")
     assert sorted(os.listdir("out")) == ["a-0.idx", "a-1.idx"]
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "a-0.tar", tmp_path / "other")
+    error = fail(2, "index", "a-0.tar", "other/a-0.tar", "-d", "out").stderr
+    assert "a-0.idx would be the index of 2 archives" in error, "that of the last one was left"
 
 
 def test_index_goes_on_after_a_bad_archive(tmp_path, monkeypatch):

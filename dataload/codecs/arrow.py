@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.arrays import fits, pooled_empty, split_records
+from dataload._util.arrays import fits, pooled_empty
 from dataload._util.lazy import load_optional
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, UnsupportedFormatError
@@ -366,8 +366,3 @@ def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
         else:
             batch[name] = stacked(column) if isinstance(column, dict) else column
     return batch
-
-
-def split(columns: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
-    flat = {name: split(each, rows) if isinstance(each, Mapping) else each for name, each in columns.items()}
-    return split_records(flat, rows)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.arrays import split_records
 from dataload.codecs.arrow import (
     combined,
     is_bytes,
@@ -16,7 +17,6 @@ from dataload.codecs.arrow import (
     numbers_of,
     pa_module,
     plain_array,
-    split,
     to_column,
     without_views,
 )
@@ -250,7 +250,7 @@ def columns_of(table: Any, names: Sequence[str] | None, nulls: NullPolicy) -> Ta
         column = to_column(array, name)
         columns[name] = list(column) if isinstance(column, BytesColumn) else column
         if isinstance(column, Mapping):
-            columns[name] = split(column, len(found))
+            columns[name] = split_records(column, len(found))
         if fill is None and filled.any():
             refused[name] = filled
         elif fill is not None and fill.masked:

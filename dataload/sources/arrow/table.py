@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dataload._util.arrays import Claims
+from dataload._util.arrays import Claims, split_records
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.system import usable_cpus
@@ -203,7 +203,7 @@ class TableReader(ShardReader[Record]):
             return classes_in(self._raw(group, name))
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        return arrow.split(self._columns(indices, fields), len(indices))
+        return split_records(self._columns(indices, fields), len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         return arrow.stacked(self._columns(indices, fields))

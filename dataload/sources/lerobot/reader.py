@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from dataload._util.arrays import split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known
@@ -23,7 +24,7 @@ from dataload.sources.lerobot import INFO_NAME, LeRobotOptions
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.registry import get_format
 from dataload.sources.shards import Location
-from dataload.sources.views.windows import WindowSource, records_of, windows
+from dataload.sources.views.windows import WindowSource, windows
 from dataload.storage import Remote, files_below, is_url, join, storage_of
 from dataload.storage.backend import read_limited
 from dataload.storage.paths import leads_elsewhere
@@ -286,7 +287,7 @@ class LeRobotSource(ViewSource[Record]):
         return self.options.layout == "chw" and (name in self._data.images or (has_channels and name in self._videos))
 
     def _read(self, indices: Int64Array) -> list[Record]:
-        return records_of(self._read_columns(indices, None), len(indices))
+        return split_records(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         names, found = fields or tuple(self.fields), dict[str, Any]()

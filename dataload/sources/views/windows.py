@@ -14,6 +14,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.settings import Above, Seconds, as_tuple, check_choice, check_count, check_setting
 from dataload.catalog.checks import shorten
 from dataload.catalog.facts import require_known
+from dataload.collate.columns import like
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
 from dataload.sources.expression import Expression
@@ -173,7 +174,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         return self._parent.locate(int(self._spans.of_windows(np.array([index]))[0][0]))
 
     def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
-        return records_of(self._read_columns(indices, None), len(indices))
+        return split_records(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         chosen = self._check(fields)
@@ -378,6 +379,11 @@ def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis
     if isinstance(column, dict):
         inner = cast("dict[str, Any]", column)
         return {name: _cut(each, where, shape, has_axis) for name, each in inner.items()}
+    if isinstance(column, tuple):
+        parts, rows = cast("tuple[Any, ...]", column), np.arange(shape[0] * shape[1]) if where is None else where
+        taken = (rows[at :: shape[1]] for at in range(shape[1]))
+        values = tuple(like(type(parts), (_cut(part, each, (shape[0], 1), False) for part in parts)) for each in taken)
+        return values if has_axis else values[0]
     if not isinstance(column, np.ndarray):
         values = column if where is None else [owned(column[at]) for at in where.tolist()]
         return tuple(values[at :: shape[1]] for at in range(shape[1])) if has_axis else values
@@ -387,14 +393,3 @@ def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis
         out = make((len(where), *found.shape[1:]), found.dtype)
         found = np.take(found, where, axis=0, out=out, mode="clip")
     return found.reshape(*shape, *found.shape[1:]) if has_axis else found
-
-
-def records_of(columns: Batch, rows: int) -> list[dict[str, Any]]:
-    """Split a batch of windows into records."""
-    found = dict[str, Any](columns)
-    for name, column in columns.items():
-        if isinstance(column, dict):
-            found[name] = records_of(cast("Batch", column), rows)
-        elif isinstance(column, tuple):
-            found[name] = [*zip(*cast("tuple[Any, ...]", column), strict=True)]
-    return split_records(found, rows)

@@ -4,6 +4,7 @@ import itertools
 import pickle
 import re
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +20,12 @@ from dataload.sources.views.adapt import as_source
 from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.testing import check_source
 from dataload.types import StepsAhead
+
+
+class Point(NamedTuple):
+    x: int
+    y: tuple
+
 
 VALUES = {
     "int": lambda n: n,
@@ -203,6 +210,13 @@ def test_follows_the_rules_of_sources():
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
     found = windows(MemorySource([{"text": "a", "bytes": b"b", "x": 0.5}] * 2), [2], 2).fields
     assert [*map(str, found.values())] == ["unknown", "unknown", "float64 (2)"]
+    tuples = MemorySource([{"p": Point(i, (f"{i}",)), "t": f"{i}"} for i in range(4)])
+    assert windows(tuples, [4]).read_batch([3, 0, 3])["p"].x.tolist() == [3, 0, 3]
+    pairs = windows(tuples, [4], 2)
+    assert [record["p"] for record in pairs.read([2, 0, 2])] == [
+        (Point(i, (f"{i}",)), (i + 1, (f"{i + 1}",))) for i in (2, 0, 2)
+    ]
+    assert windows(pairs, [3], 2).read([1, 0])[1]["t"] == (("0", "1"), ("1", "2"))
     one, other = windows(MemorySource([{"x": [{"a": 1}]}] * 3), [3], 2).read([0, 1])
     one["x"][1][0]["a"] = 2
     assert other["x"] == ([{"a": 1}], [{"a": 1}]), "windows that overlap share no lists"

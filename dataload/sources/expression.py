@@ -322,7 +322,7 @@ def _values(column: Any, name: str) -> Array:
     """Return a column as an array of single values, (rows,)."""
     if isinstance(column, np.ndarray) and column.ndim == 1:
         return column
-    if isinstance(column, (np.ndarray, dict)):
+    if isinstance(column, (np.ndarray, dict, tuple)):
         raise ConfigError(f"a condition compares single values, and {name!r} has several in a record", key="filter")
     found = np.empty(len(column), object)
     found[:] = [*cast("Sequence[Any]", column)]

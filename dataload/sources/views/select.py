@@ -149,7 +149,7 @@ class Filter:
         if self.fields:
             with suppress(ConfigError):  # shapes may differ between records
                 columns = [*map(_values, self.source.read_batch(indices, self.fields).values())]
-                return [] if any(isinstance(column, Mapping) for column in columns) else columns
+                return [] if any(isinstance(column, (Mapping, tuple)) for column in columns) else columns
         return []
 
     def _read(self, indices: Int64Array) -> Sequence[Any]:

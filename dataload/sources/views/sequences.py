@@ -262,7 +262,9 @@ def _column(source: Any, field: str, indices: Int64Array) -> Any:
     if isinstance(source, ColumnReader):
         # Shapes may differ between records; reading them one by one reports any other problem.
         with suppress(ConfigError):
-            return source.read_batch(indices, (field,))[field]
+            column = source.read_batch(indices, (field,))[field]
+            if not isinstance(column, (dict, tuple)):
+                return column
     wanted = indices.tolist()
     every: Any = source
     records = every.__getitems__(wanted) if isinstance(every, BatchReader) else [every[index] for index in wanted]

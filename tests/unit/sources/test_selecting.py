@@ -133,6 +133,10 @@ def test_a_filter_asks_only_for_its_fields():
     assert found.read_ahead([StepsAhead(0, np.array([3, 0]), np.array([2]), 1)], None, here=True) == [[6, 0]]
     ragged = MemorySource([{"x": np.zeros(i), "y": 0} for i in range(9)])
     assert len(ragged.filter(lambda record: [*record] == ["x"] and len(record["x"]) > 4, fields=["x"])) == 4
+    tuples = MemorySource([{"x": (i, 0)} for i in range(9)])
+    assert tuples.filter(lambda record: record["x"][0] > 4, fields=["x"]).indices.tolist() == [5, 6, 7, 8]
+    with pytest.raises(ConfigError, match="'x' has several in a record"):
+        tuples.filter(dataload.field("x") == 1)
 
 
 @pytest.mark.parametrize(

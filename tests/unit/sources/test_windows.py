@@ -38,6 +38,8 @@ VALUES = {
     "not a number": lambda n: np.array([n, np.nan]),
     "nothing": lambda n: np.zeros((n, 0)),
     "lists of nothing": lambda n: [None] * n,
+    "tuples": lambda n: (n, "a"),
+    "dicts": lambda n: {"x": n, "y": 0},
 }
 
 

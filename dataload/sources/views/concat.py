@@ -201,8 +201,9 @@ class ConcatSource(ViewSource[Any]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the first source, and ``source`` if it was asked for."""
-        found = self._without_key(dict(self._parents[0].fields))
+        """Fields of the first source that knows any, and ``source`` if it was asked for."""
+        known = next((fields for source in self._parents if (fields := source.fields)), {})
+        found = self._without_key(dict(known))
         if self._with_source:
             self._bounds()  # refuses records that have the field
         return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found

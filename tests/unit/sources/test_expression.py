@@ -183,6 +183,7 @@ def test_views_ask_their_parents(sources):
     assert two[7:].filter(condition).indices.tolist() == [2]
     with_source = ConcatSource([MemorySource({"n": [3, 4]}), MemorySource({"n": [5, 3]})], with_source=True)
     assert with_source.filter((field("source") == 1) & condition).indices.tolist() == [3]
+    assert dataload.concat([MemorySource([]), MemorySource({"n": [5, 3]})]).filter(condition).indices.tolist() == [1]
     part = MemorySource(pa.table({"n": [1, None, 3], "t": [0, 1, 2]}), nulls=0)
     twice = ConcatSource([part, part], with_source=True)
     assert twice.filter(~((field("n") < 3) | (field("source") == 0))).indices.tolist() == [5]

@@ -48,8 +48,8 @@ def windows(
 
     A window has an anchor, a record of the source. Without `length`, a field has the value of the anchor, unchanged.
     With `length`, it has the values of the anchor and the records after it: ``(length, *shape)``. A field in `offsets`
-    has the values of the records at these distances from the anchor instead: ``(len(offsets), *shape)``. Bytes and
-    text become a tuple of values. A window never leaves its sequence.
+    has the values of the records at these distances from the anchor instead: ``(len(offsets), *shape)``. Bytes,
+    text and tuples become a tuple of values. A window never leaves its sequence.
 
     Args:
         source: What `dataload.open` returns, or anything else that a `Loader` takes; records need fields.

@@ -3,8 +3,8 @@
 import itertools
 import pickle
 import re
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,12 +21,7 @@ from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.testing import check_source
 from dataload.types import StepsAhead
 
-
-class Point(NamedTuple):
-    x: int
-    y: tuple
-
-
+Point = namedtuple("Point", "x y")
 VALUES = {
     "int": lambda n: n,
     "text": lambda n: f"episode {n}",
@@ -215,9 +210,7 @@ def test_follows_the_rules_of_sources():
     tuples = MemorySource([{"p": Point(i, (f"{i}",)), "t": f"{i}"} for i in range(4)])
     assert windows(tuples, [4]).read_batch([3, 0, 3])["p"].x.tolist() == [3, 0, 3]
     pairs = windows(tuples, [4], 2)
-    assert [record["p"] for record in pairs.read([2, 0, 2])] == [
-        (Point(i, (f"{i}",)), (i + 1, (f"{i + 1}",))) for i in (2, 0, 2)
-    ]
+    assert pairs.read([2, 0, 2])[1]["p"] == (Point(0, ("0",)), (1, ("1",)))
     assert windows(pairs, [3], 2).read([1, 0])[1]["t"] == (("0", "1"), ("1", "2"))
     one, other = windows(MemorySource([{"x": [{"a": 1}]}] * 3), [3], 2).read([0, 1])
     one["x"][1][0]["a"] = 2

@@ -154,6 +154,10 @@ class Writer(ClosedOrAborted):
             start += some
             some = max(1, min(some * 8, _MOST_RECORDS, _BLOCK_BYTES * len(values) // (1 + sum(map(len, values)))))
 
+    def _recover(self) -> bool:
+        """Take back what an interrupted `_write` has left, and return True; False if the format cannot."""
+        return False
+
     @abstractmethod
     def _finish(self) -> None:
         """Complete and close the temporary."""
@@ -184,7 +188,7 @@ class Writer(ClosedOrAborted):
                 self._write(record)
                 self._count += 1
             except _DAMAGING as error:
-                self._damage = message_of(error)
+                self._damage = None if self._recover() else message_of(error)
                 with write_errors(self.path):  # only now: for small records it would take as long as the rest
                     raise
 
@@ -205,7 +209,7 @@ class Writer(ClosedOrAborted):
             try:
                 self._write_all(cast("Sequence[Any]", records))
             except _DAMAGING as error:
-                self._damage = message_of(error)
+                self._damage = None if self._recover() else message_of(error)
                 raise
 
     def _check_whole(self) -> None:

@@ -125,6 +125,14 @@ class SyrahWriter(Writer):
         """Return whether the metadata has room for `count` more records."""
         return (len(self) + records) * len(self._tables) * _BYTES_PER_ENTRY <= BSON_LIMIT - 4096
 
+    def _recover(self) -> bool:
+        for table in self._tables.values():
+            del table.dims[sum(table.ndims[: len(self)]) :]
+            for column in (table.offsets, table.sizes, table.ndims):
+                del column[len(self) :]
+        self._position = self._stream.tell()  # bytes that belong to no record do no harm
+        return True
+
     def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:
         if values.keys() != self._tables.keys():
             one, other = (", ".join(map(repr, names)) for names in (self._tables, values))

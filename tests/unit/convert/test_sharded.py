@@ -279,7 +279,7 @@ with dataload.create({str(tmp_path / name)!r}, shards=2, overwrite={overwrite}) 
         assert [int(record["y"]) for record in source] == [0, 0, 2, 2, 0, 0] * 2
 
 
-@pytest.mark.parametrize("name", ["d.syr", "d.tar", "d.arrow", "d.jsonl"])
+@pytest.mark.parametrize("name", ["d.tar", "d.arrow", "d.jsonl"])
 @pytest.mark.parametrize("bulk", [False, True])
 def test_a_file_that_lacks_part_of_a_record_is_not_published(tmp_path, monkeypatch, name, bulk):
     """After a full disk the writer went on, and replaced a file with a damaged one."""
@@ -296,3 +296,18 @@ def test_a_file_that_lacks_part_of_a_record_is_not_published(tmp_path, monkeypat
             end()
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "before"
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_syrah_goes_on_after_an_interrupted_record(tmp_path, monkeypatch, error, bulk):
+    records = [{"y": np.array([i, i]), "x": np.full((2, 1 << 19), i, np.float32)} for i in range(4)]
+    with dataload.create(tmp_path / "d.syr") as writer:
+        writer.write(records[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic._OwnFile, "write", lambda *_: (_ for _ in ()).throw(error))
+            with pytest.raises((SourceError, KeyboardInterrupt)):
+                writer.extend(records[1:3]) if bulk else writer.write(records[1])
+        writer.extend(records[len(writer) :])
+    with dataload.open(tmp_path / "d.syr") as source:
+        np.testing.assert_equal(list(source), records)

@@ -203,7 +203,7 @@ class WeightChanges(LoaderBase[BatchT]):
         if self._log is not None and planner.rank == 0:
             self._log.follow(changed)
         self._follow(cursor, changed.changes)
-        if self._now is not None and self._now.epoch == epoch:  # after the last batch, the change is of the next epoch
+        if self._now is not None and self._now.step != self._now.steps:  # else the change is of the next epoch
             self._now.steps = self._steps(cursor)
 
     def load_changes(self, path: str | os.PathLike[str]) -> None:

@@ -399,7 +399,7 @@ def test_a_source_that_was_not_entered_fails_with_what_to_do():
         with loader, pytest.raises(WorkerError, match=f"{re.escape(never)}$"):
             next(iter(loader))
     with pytest.raises(TypeError) as refused:
-        len(dataload.concat([File(6)]))
+        dataload.concat([File(6)])[0]
     assert refused.value.__notes__ == [never]
 
     class Unsized(File):

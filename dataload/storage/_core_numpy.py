@@ -54,7 +54,8 @@ class Maps:
     def put_memory(self, shard: int, buffer: Any, /) -> None:
         if not 0 <= shard < self._count:
             raise ValueError(f"shard {shard} of {self._count}")
-        self._shards[shard] = memoryview(buffer).cast("B")
+        view = memoryview(buffer)
+        self._shards[shard] = view.cast("B") if view.nbytes else memoryview(b"")  # which refuses a shape with zeros
 
     def drop(self, shard: int, /) -> None:
         self._shards.pop(shard, None)

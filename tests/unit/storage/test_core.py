@@ -266,3 +266,5 @@ def test_memory_of_several_shards(one):
         maps.gather(out[:4], numbers(0), 4)
     with pytest.raises(ValueError, match="shard 3 of 3"):
         maps.put_memory(3, first)
+    maps.put_memory(1, np.empty((2, 0)))
+    maps.gather(out[:0], numbers(1 << PLACE_BITS), 0)

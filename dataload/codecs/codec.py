@@ -163,7 +163,7 @@ def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | No
 
 
 def functions_in(value: Any) -> Iterator[Any]:
-    """Yield the user's functions and objects in an option, of which a fingerprint has only the names."""
+    """Yield the user's functions and objects in an option. A fingerprint holds only their names."""
     if isinstance(value, Mapping):
         for each in cast("Mapping[Any, Any]", value).values():
             yield from functions_in(each)

@@ -214,7 +214,7 @@ def _with_appended(entry: DataSetFacts, known: frozenset[str], manifest: Manifes
     added = [] if listed is None else [shard for shard in listed.shards if shard.name not in old]
     if listed is None or not added or listed.format != entry.format:
         return entry
-    shards = (*entry.shards, *added)  # whose statistics, if any, are those of the manifest
+    shards = (*entry.shards, *added)  # the manifest has their statistics, if there are any
     return DataSetFacts.of(listed.pattern, entry.format, shards, fields=entry.fields, options=entry.options)
 
 

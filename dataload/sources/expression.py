@@ -159,7 +159,7 @@ class Expression:
         return bool(self.decide(lambda leaf: _bounded(leaf, bounds))[0])
 
     def decide(self, leaf: Callable[[Expression], Verdict]) -> Verdict:
-        """Return the verdict, given those of the conditions that are joined."""
+        """Return the verdict of this condition, from those that `leaf` returns for its single comparisons."""
         if self.operation not in ("&", "|", "~"):
             return leaf(self)
         (holds, fails), *others = (each.decide(leaf) for each in self.operands)

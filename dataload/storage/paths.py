@@ -42,7 +42,7 @@ def is_url(path: str) -> bool:
 
 
 def is_web_url(path: str) -> bool:
-    """Return whether a web server is asked for `path`, which lists no files and cannot write only what is new."""
+    """Return whether `path` is on a web server, which lists no files and cannot refuse to replace one."""
     return path[:8].lower().startswith(("http://", "https://"))
 
 

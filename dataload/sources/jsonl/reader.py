@@ -69,7 +69,7 @@ _MEMORY = 32  # most bytes that the values of JSON take for each byte of text
 
 
 Fills: TypeAlias = dict[str, tuple[Any, str | None]]
-"""What stands for nulls by field, and the name of its mask."""
+"""For each field, the value that stands for nulls, and the name of the mask."""
 
 
 class JsonlSource(FileSource[Record]):
@@ -117,8 +117,11 @@ class JsonlSource(FileSource[Record]):
         # Columns of each file would differ in type: numbers of some records are integers in JSON, others floats.
         chosen = self._choose(fields, opened)
         records = opened.gathered(indices, lambda reader, local: reader.read(local, chosen))
-        first = cast("_Reader", opened.reader(0))
-        return _columns(records, first.is_plain, lambda row: self.locate(int(indices[row])))
+        return _columns(
+            records,
+            lambda name: cast("_Reader", opened.reader(0)).is_plain(name),
+            lambda row: self.locate(int(indices[row])),
+        )
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         return with_masks(self._selected, known, self.options.nulls)
@@ -320,7 +323,7 @@ class _CompressedFile(_Reader):
 
 
 def _columns(records: list[Record], is_plain: Callable[[str], bool], locate: Callable[[int], Location]) -> Batch:
-    """Return columns of records, none of which has a null where others have numbers or text."""
+    """Collate records. A null in a field where others have numbers or text is a CorruptFileError."""
     for name in records[0]:
         values = [record.get(name) for record in records]
         if None in values and (not _PLAIN.isdisjoint(map(type, values)) or is_plain(name)):

@@ -81,7 +81,7 @@ def as_source(data: Any) -> Source[Any]:
 
 
 def records_at(data: Any, indices: list[int], *, many: bool, own: bool = True) -> list[Any]:
-    """Return records of a source of one's own, by `__getitems__` if `many`; if `own`, copies of those of a list."""
+    """Return records of a user's source, read by `__getitems__` if `many`. If `own`, records of a list are copied."""
     try:
         records: Any = data.__getitems__(indices) if many else [*map(getitem, repeat(data), indices)]
         if isinstance(records, Mapping) or not hasattr(records, "__len__"):

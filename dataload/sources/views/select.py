@@ -312,7 +312,7 @@ def match_columns(
 
 
 def chosen_indices(chosen: Any, length: int) -> Int64Array:
-    """Return the indices that a list, an array or a mask of True and False selects, as an array of its own."""
+    """Return the indices that a list, an array or a mask of True and False selects, in a new array."""
     values: Array = np.asarray(chosen)
     if values.dtype != np.bool_ or values.ndim != 1:
         return np.array(as_indices(chosen, length))  # the caller may shuffle its array

@@ -186,7 +186,8 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         failed: list[Int64Array] = []
         seen = dict[RangePrefetcher, int].fromkeys((self, *others), -1)  # steps that each had planned
         while len(missing) and seen:
-            ahead = min(seen, key=seen.__getitem__)  # those of one loader plan the same steps
+            # All prefetchers of a loader plan the same steps: ask the one that has planned least.
+            ahead = min(seen, key=seen.__getitem__)
             planned = ahead._plan_beyond(seen.pop(ahead))
             if planned is None:
                 continue

@@ -17,6 +17,7 @@ from dataload.collate.columns import like, map_columns
 from dataload.errors import WorkerError
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import nbytes
+from dataload.sources.memory import owned
 from dataload.streams.rows import RowPosition, RowStart
 from dataload.types import Int64Array
 
@@ -32,6 +33,11 @@ class Stacked:
     columns: Any = None  # the stacked samples, as from `default_collate`
     form: Any = None  # the common form of all samples; None if they are not stacked
     samples: Sequence[Any] = ()
+
+    def owned(self) -> Stacked:
+        """Return the samples without objects that streams may fill again; arrays of columns are copies already."""
+        columns = map_columns(self.columns, lambda column, _: owned(column) if isinstance(column, list) else column)
+        return Stacked(self.count, columns, self.form, [*map(owned, self.samples)])
 
 
 def stack(samples: list[Any]) -> Stacked:

@@ -45,16 +45,17 @@ class RowWork:
     continues = True
     """A task goes on where the one before stopped, so another worker cannot make it alone."""
 
-    def __init__(self, plan: StreamSpec, first: int, rows: Sequence[int]) -> None:
+    def __init__(self, plan: StreamSpec, first: int, rows: Sequence[int], *, shares: bool = False) -> None:
         self.plan = plan
         self._first = first
         self._rows = rows
+        self._shares = shares  # whether the consumer gets the samples themselves, while the next ones are made
         self._session = -1
         self._step = 0
         self._streams: list[RowStream] = []
 
     def __reduce__(self) -> Any:
-        return type(self), (self.plan, self._first, self._rows)  # without open streams
+        return type(self), (self.plan, self._first, self._rows)  # without open streams; results are pickled, too
 
     def __call__(self, task: RowTask, status: WorkerStatus) -> RowResults:
         """Return up to `task.most` steps, or the steps before the first error and the error."""
@@ -72,6 +73,7 @@ class RowWork:
         samples = [sample for step in made for sample in step.samples]
         stacking = perf_counter()
         stacked = stack(samples) if self.plan.stacks else Stacked(len(samples), samples=samples)
+        stacked = stacked.owned() if self._shares else stacked
         if made and self.plan.stacks:
             spans[len(made) - 1].append(("collate", stacking, perf_counter()))
         return RowResults.of(made, stacked, failures, spans, worker_name(), perf_counter() - begun)
@@ -203,7 +205,7 @@ class StreamWorkers:
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
         timeouts = TimeoutPolicy(self._timeout, locate=self.locate)
-        self._works = [RowWork(plan, *group) for group in self._groups]
+        self._works = [RowWork(plan, *group, shares=self._window > 0) for group in self._groups]
         self._executors = [
             # All workers copy the same groups.
             make_executor(work, settings=() if number else copied, first=number, timeouts=timeouts, **self._settings)

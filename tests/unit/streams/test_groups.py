@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,24 @@ def test_a_stream_may_fill_the_same_buffer_again():
 
     with groups_of(3), MultiStreamLoader(fill, [6], batch_size=1, chunk=2, mode="split") as loader:
         assert [batch["data"].tolist() for batch in loader] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+
+
+@pytest.mark.parametrize("collate", [None, np.stack])
+def test_a_stream_may_fill_the_same_buffer_again_while_its_last_sample_is_collated(collate):
+    def fill(length):
+        tokens = np.zeros(1, np.int64) if collate else [0]
+        for tokens[0] in range(length):
+            yield tokens
+        ended.set()
+
+    def wait(batch):
+        assert ended.wait(10)
+        return batch
+
+    ended = threading.Event()
+    settings = {"batch_size": 1, "mode": "split", "collate": collate, "batch_transform": wait, "prefetch": 9}
+    with groups_of(1), MultiStreamLoader(fill, [3], **settings) as loader:
+        assert [int(batch["data"][0][0]) for batch in loader] == [0, 1, 2]
 
 
 class Losing(SerialExecutor):

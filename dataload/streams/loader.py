@@ -327,8 +327,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         if count < len(self._sequences):
             check_added(on_growth, self._plan.order.mode, count, len(self._sequences))
         self._continue(saved)
-        if saved.step:
-            self._follow(count)
+        self._follow(count if saved.step else len(self._sequences))
         self._loaded = state
 
     def _saved(self, state: Any, **ranks: int) -> tuple[MultiStreamState, int]:

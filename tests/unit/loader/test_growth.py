@@ -311,11 +311,14 @@ def test_streams_of_a_list_that_has_grown():
             loader.load_state_dict(end)
             assert sorted(values(loader)) == whole[11]
     with streams(7) as loader:
+        first = loader.state_dict()
         values(loader)
-        state = loader.state_dict()  # the epoch has not begun
+        second = loader.state_dict()  # the epoch has not begun
     with streams(11) as loader:
-        loader.load_state_dict(state, on_growth="finish")
-        assert sorted(values(loader)) == whole[11]
+        for unbegun in (second, first):
+            loader.load_state_dict(state, on_growth="finish")  # of the first epoch
+            loader.load_state_dict(unbegun, on_growth="finish")
+            assert sorted(values(loader)) == whole[11]
 
 
 def test_independent_streams_end_no_epoch_together():

@@ -114,7 +114,7 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
     _units: Int64Array = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)
     _total: int = field(init=False, repr=False, compare=False)
-    _runs: Memo[_Run] = field(init=False, repr=False, compare=False)
+    _runs: Memo[dict[tuple[int, ...], _Run]] = field(default_factory=Memo, init=False, repr=False, compare=False)
     _packs: Memo[tuple[Listed, Int64Array]] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -129,7 +129,6 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
             _units=units,
             _firsts=np.cumsum(lengths) - lengths,
             _total=int(units.sum()),
-            _runs=Memo(2 * self.rows if self.mode == "independent" else 2),
         )
         BatchPlanner.__post_init__(self)
 
@@ -292,8 +291,8 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
 
     def _run(self, *address: int) -> _Run:
         """Return the run of an epoch, or of a row and the number of its pass."""
-        run = self._runs.recall(address)
-        if run is None:
+        runs = self._runs.recall(address[-1]) or self._runs.keep(address[-1], {})
+        if (run := runs.get(address)) is None:
             layout: Listed | Shuffled
             if self.mode == "pack":
                 layout = self._packed(*address)[0]
@@ -304,7 +303,7 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
             start = self._key("stream starts", *address)
             shift = int(start[0]) % self._total if self.random_start and self.ends == "next" and self._total else 0
             skip_key = start[0] if self.random_start and self.ends == "drop" else None
-            run = self._runs.keep(address, _Run(layout, shift, skip_key))
+            run = runs[address] = _Run(layout, shift, skip_key)
         return run
 
     def _key(self, purpose: str, *address: int) -> npt.NDArray[np.uint64]:

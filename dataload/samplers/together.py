@@ -111,6 +111,7 @@ class _Shuffles:
                 found[late] = tables.find(numbers, draws - passes * lengths, zeros, zeros)
                 lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
                 which, keys, later = which[lasts], keys[lasts], later[lasts]
+            self._passes[which] = -1  # until both are set: Ctrl-C may come in between
             self._tables.select(which, keys)
             self._passes[which] = later
             if is_one:

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``"tensorprotos"`` | caffe2 ``TensorProtos`` | arrays with their shapes |
 | ``"example"`` | ``tf.train.Example`` | 1-D arrays, bytes; see `dataload.codecs.example` |
-| ``"sequence_example"`` | ``tf.train.SequenceExample`` | see `dataload.codecs.sequence_example`; only read |
+| ``"sequence_example"`` | ``tf.train.SequenceExample`` | see `dataload.codecs.example.SequenceExample`; only read |
 | ``"msgpack"`` | a msgpack map, with arrays as in msgpack-numpy | see `dataload.codecs.msgpack` |
 | ``"npz"`` | an archive of `numpy.savez` | see `dataload.codecs.npz` |
 | ``"raw"``, None | anything | the bytes themselves |
@@ -29,15 +29,15 @@ from dataload.types import Batch, BytesColumn, Codec
 CodecLike: TypeAlias = str | Codec | Callable[[bytes], Any] | None
 """Values for ``codec=``."""
 
-_MODULES = {
+_FUNCTIONS = {
     "example": "dataload.codecs.example",
     "msgpack": "dataload.codecs.msgpack",
     "npz": "dataload.codecs.npz",
-    "sequence_example": "dataload.codecs.sequence_example",
+    "sequence_example": "dataload.codecs.example:SequenceExample",
     "tensorprotos": "dataload.codecs.tensorprotos",
 }
 
-CODEC_NAMES = (*_MODULES, "raw")
+CODEC_NAMES = (*_FUNCTIONS, "raw")
 """Names of the built-in codecs."""
 
 READ_ONLY_CODEC = "sequence_example"
@@ -45,8 +45,11 @@ READ_ONLY_CODEC = "sequence_example"
 
 
 @functools.cache
-def _module(name: str) -> Any:
-    return importlib.import_module(_MODULES[name])
+def _functions(name: str) -> Any:
+    """Return the module with the functions of a codec, or the class if it has those of two."""
+    module, _, kind = _FUNCTIONS[name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, kind) if kind else found
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,15 +60,15 @@ class _NamedCodec:
     limit: int = MAX_RECORD_BYTES  # of the memory of a decoded record
 
     def decode(self, data: bytes | memoryview) -> Any:
-        return _module(self.name).decode(data, self.limit)
+        return _functions(self.name).decode(data, self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         if type(record) is not dict and not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass bytes
             raise ConfigError(f"codec {self.name!r} stores fields, got a record of type {type(record).__name__}")
-        return _module(self.name).encode(record)
+        return _functions(self.name).encode(record)
 
     def decode_batch(self, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-        columns = getattr(_module(self.name), "decode_batch", None)
+        columns = getattr(_functions(self.name), "decode_batch", None)
         return None if columns is None else columns(buffers, fields, self.limit)
 
     def __repr__(self) -> str:
@@ -145,7 +148,7 @@ def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | No
     if isinstance(codec, (_FunctionCodec, _ObjectCodec)):
         return codec
     if isinstance(codec, str):
-        if codec not in _MODULES:
+        if codec not in _FUNCTIONS:
             raise ConfigError(f"there is no codec {codec!r}: {closest(codec, CODEC_NAMES)}", key="codec", value=codec)
         return _NamedCodec(codec, limit)
     has_both = _has_both(codec)

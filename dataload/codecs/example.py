@@ -127,12 +127,12 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
 
 def _decode_any(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
     """Decode any valid Example by protobuf: fields in any order or repeated, unpacked lists, unknown fields."""
-    features = parse_message("Example", data).features.feature
+    features = _parse_message("Example", data).features.feature
     check_size(FIELD_BYTES * len(features), limit, f"an Example of {len(features):,} features")
-    return {name: feature_value(features[name]) for name in sorted(features)}
+    return {name: _feature_value(features[name]) for name in sorted(features)}
 
 
-def feature_value(feature: Any) -> Any:
+def _feature_value(feature: Any) -> Any:
     kind = feature.WhichOneof("kind")
     if kind == "float_list":
         return np.array(feature.float_list.value, np.float32)
@@ -142,12 +142,54 @@ def feature_value(feature: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def parse_message(kind: str, data: bytes | memoryview) -> Any:
+def _parse_message(kind: str, data: bytes | memoryview) -> Any:
     parse, invalid = _parser(kind)
     try:
         return parse(bytes(data))
     except invalid as error:
         raise CorruptFileError(f"not a tf.train.{kind} ({len(data)} bytes): {error}") from error
+
+
+class SequenceExample:
+    """``tf.train.SequenceExample``, decoded by protobuf.
+
+    A SequenceExample is ``SequenceExample{context{feature: map<string, Feature>}, feature_lists{feature_list:
+    map<string, FeatureList>}}``, and a FeatureList is one Feature for each step. All are fields of one record:
+
+    | field | decoded |
+    |---|---|
+    | a feature of the context | as in an Example |
+    | a list of numbers, equally many in each step | (steps, n) float32 or int64 |
+    | any other list | list of the values of its steps |
+    """
+
+    @staticmethod
+    def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
+        """Decode a serialized SequenceExample to its fields, of at most `limit` bytes."""
+        parsed = _parse_message("SequenceExample", data)
+        context, lists = parsed.context.feature, parsed.feature_lists.feature_list
+        count = len(context) + len(lists) + sum(len(lists[name].feature) for name in lists)
+        check_size(FIELD_BYTES * count, limit, f"a SequenceExample of {count:,} features")
+        record = {name: _feature_value(context[name]) for name in sorted(context)}
+        for name in sorted(lists):
+            if name in record:
+                message = f"{name!r} is a feature of the context and a feature list"
+                raise CorruptFileError(f"{message}: decode such records by a function of bytes")
+            record[name] = _join([_feature_value(feature) for feature in lists[name].feature])
+        return record
+
+    @staticmethod
+    def encode(record: Mapping[str, Any]) -> bytes:  # noqa: ARG004 - the signature of codecs
+        """Raise a ConfigError: a record does not say which of its fields are the context."""
+        raise ConfigError(
+            "codec 'sequence_example' only reads: write records with example, msgpack or npz", key="codec"
+        )
+
+
+def _join(steps: list[Any]) -> Any:
+    """Return the values of steps as one array if their dtypes and shapes agree."""
+    kinds = {(step.dtype, step.shape) if isinstance(step, np.ndarray) else None for step in steps}
+    return np.stack(steps) if len(kinds) == 1 and None not in kinds else steps
 
 
 _CODECS: Final = {"Example": "example", "SequenceExample": "sequence_example"}

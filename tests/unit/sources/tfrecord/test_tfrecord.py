@@ -8,7 +8,7 @@ import pytest
 
 import dataload
 from dataload.catalog.arrays import IndexKey, store_cached
-from dataload.codecs import sequence_example
+from dataload.codecs.example import SequenceExample
 from dataload.codecs.wire import build_field
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError
@@ -100,15 +100,15 @@ def test_sequence_examples_that_are_refused():
     maps = build_field(1, build_field(1, b"a"))
     twice = build_field(1, maps) + build_field(2, maps)
     with pytest.raises(CorruptFileError, match="'a' is a feature of the context and a feature list: decode such"):
-        sequence_example.decode(twice)
+        SequenceExample.decode(twice)
     with pytest.raises(CorruptFileError, match=r"not a tf\.train\.SequenceExample \(3 bytes\)"):
-        sequence_example.decode(b"\xff\xff\xff")
+        SequenceExample.decode(b"\xff\xff\xff")
     steps = build_field(2, build_field(1, build_field(1, b"a") + build_field(2, build_field(1, b"") * 1000)))
-    assert sequence_example.decode(steps) == {"a": [[]] * 1000}
+    assert SequenceExample.decode(steps) == {"a": [[]] * 1000}
     with pytest.raises(CorruptFileError, match="a SequenceExample of 1,001 features takes 512,512 bytes of memory"):
-        sequence_example.decode(steps, 100_000)
+        SequenceExample.decode(steps, 100_000)
     with pytest.raises(ConfigError, match="codec 'sequence_example' only reads: write records with example"):
-        sequence_example.encode({})
+        SequenceExample.encode({})
 
 
 class Bytes:

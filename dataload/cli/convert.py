@@ -25,7 +25,7 @@ from dataload.convert.mapping import Tokenize
 from dataload.convert.plan import Shard, Target
 from dataload.errors import ConfigError, DataloadError
 from dataload.jobs.engine import select_part
-from dataload.loader.bad_records import BadRecord, read_excluded
+from dataload.loader.failures import BadRecord, read_excluded
 from dataload.sources.base import SelectionSource, Source
 from dataload.sources.discover import find_destination, find_shards
 from dataload.sources.registry import built_in_formats

@@ -23,8 +23,8 @@ from dataload.cli import options
 from dataload.cli.output import count_of, print_error, print_json, print_line, print_table
 from dataload.config import json_schema
 from dataload.errors import ConfigError
-from dataload.loader.bad_records import shown
 from dataload.loader.base import LoaderBase
+from dataload.loader.failures import shown
 from dataload.loader.loader import Loader
 from dataload.sources.shards import locate
 

@@ -26,7 +26,7 @@ from dataload.convert.writing import Writing, facts_of, prepare, write_shards
 from dataload.errors import ConfigError
 from dataload.jobs.engine import Engine, LocalEngine, engine_of
 from dataload.jobs.run import Done, Here, Mode, run_job
-from dataload.loader.bad_records import BadRecord, Budget
+from dataload.loader.failures import BadRecord, Budget
 from dataload.sources.views.adapt import loadable
 from dataload.storage import Remote, RemoteOptions
 from dataload.types import RandomAccessSource

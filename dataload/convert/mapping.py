@@ -22,8 +22,7 @@ from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
 from dataload.catalog.facts import require_known
 from dataload.convert.blocks import read_each
 from dataload.errors import ConfigError, WorkerError, closest, message_of, printable, traceback_of
-from dataload.loader.bad_records import BadRecord, Budget
-from dataload.loader.failures import StageError
+from dataload.loader.failures import BadRecord, Budget, StageError
 from dataload.sources.shards import locate
 from dataload.storage import storage_of
 from dataload.transforms import DROP, NamedTransform, SampleContext, compose

@@ -23,7 +23,7 @@ from dataload.convert.measuring import contents_of, fields_of, with_etag
 from dataload.convert.plan import Shard, Target, pattern_of
 from dataload.errors import ConfigError
 from dataload.jobs.run import Here
-from dataload.loader.bad_records import Budget
+from dataload.loader.failures import Budget
 from dataload.sources.base import Source
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
 from dataload.storage import base_name

@@ -15,9 +15,8 @@ from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
 from dataload.executors import ExecutorName
 from dataload.executors.base import Fleet, WorkerLostError
-from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration
-from dataload.loader.failures import ErrorPolicy, OnError
+from dataload.loader.failures import Budget, ErrorPolicy, OnError, read_excluded
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.growth import OnGrowth, States
 from dataload.loader.order import Shuffle, explains_arguments, plan_batches, rank_and_world_size, tail_of

@@ -11,8 +11,7 @@ import numpy as np
 from dataload._util.randomness import derive_word, hash64
 from dataload.collate import Pack, Packing, empty_like
 from dataload.errors import ConfigError, SourceError, message_of, printable
-from dataload.loader.bad_records import BadRecord, shown
-from dataload.loader.failures import StageError, StepTrace, is_for_consumer, step_error
+from dataload.loader.failures import BadRecord, StageError, StepTrace, is_for_consumer, shown, step_error
 from dataload.loader.fetch import BatchLoader
 from dataload.samplers import BatchPlan
 from dataload.sources.shards import locate

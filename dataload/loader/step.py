@@ -13,8 +13,7 @@ from dataload._util.failures import owner_of
 from dataload._util.randomness import seed_global_generators
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors.base import WorkerStatus, worker_name
-from dataload.loader.bad_records import BadRecord
-from dataload.loader.failures import StageSpan, StepTrace, is_for_consumer, step_error
+from dataload.loader.failures import BadRecord, StageSpan, StepTrace, is_for_consumer, step_error
 from dataload.loader.fetch import BatchLoader
 from dataload.loader.rescue import Rescue
 from dataload.loader.state import EpochPlanners

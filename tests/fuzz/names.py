@@ -39,7 +39,7 @@ from dataload.convert import convert
 from dataload.convert.indexing import index_shards
 from dataload.convert.plan import Measuring
 from dataload.errors import ConfigError, DataloadError
-from dataload.loader.bad_records import read_excluded
+from dataload.loader.failures import read_excluded
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OUTSIDE = "outside"

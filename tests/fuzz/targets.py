@@ -39,7 +39,7 @@ from dataload.codecs.decoders import DECODERS
 from dataload.config import apply_overrides, read_config
 from dataload.convert.ledger import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
-from dataload.loader.bad_records import read_excluded
+from dataload.loader.failures import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.layout import Decompressor
 from dataload.sources.array_record.reader import ArrayRecordSource

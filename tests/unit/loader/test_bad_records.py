@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError, Loader, RangeSource, WorkerError
-from dataload.loader.bad_records import BadRecord, Budget, append_report, read_excluded
+from dataload.loader.failures import BadRecord, Budget, append_report, read_excluded
 from dataload.sources.shards import Location
 
 

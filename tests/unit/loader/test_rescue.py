@@ -19,8 +19,7 @@ from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, 
 from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
-from dataload.loader.bad_records import read_excluded
-from dataload.loader.failures import ErrorPolicy, StepTrace
+from dataload.loader.failures import ErrorPolicy, StepTrace, read_excluded
 from dataload.loader.fetch import BatchLoader
 from dataload.loader.step import even_shares, load_step
 from dataload.samplers import BatchPlan

@@ -13,7 +13,7 @@ import dataload
 from dataload import ConfigError
 from dataload.compat.torchrecord import Writer, default_data_process_func
 from dataload.errors import SourceError
-from dataload.loader.bad_records import Budget, read_excluded
+from dataload.loader.failures import Budget, read_excluded
 from dataload.sources.array_record.tfds import TfdsSource
 from dataload.storage import storage_of
 from dataload.storage.local.record_files import open_regular

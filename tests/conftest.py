@@ -1,7 +1,5 @@
 """Shared by all tests: what a test leaves behind fails it, and what hypothesis finds is found again."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

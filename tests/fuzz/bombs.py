@@ -10,8 +10,6 @@ time linear in both; a hostile file costs an error within 5 s. Each bomb runs in
 
 # ruff: noqa: T201 - a script that tells what it found
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """Bombs of Parquet: every physical type, encoding and nesting, with counts and sizes that lie or repeat a value."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Bombs of the other formats, and of what records hold: text, headers, compression, nesting, images, audio."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Bombs of tables in memory: every type of Arrow, in every other, with huge counts over tiny, shared or empty items."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

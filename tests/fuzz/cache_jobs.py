@@ -7,8 +7,6 @@ must receive the batches that it would read from local files, never wait for 10 
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import multiprocessing
@@ -85,7 +83,7 @@ def busy() -> float:
 class Job:
     """A job of a round, which is killed after each of some numbers of steps."""
 
-    def __init__(self, data: Data, random: Random, remote: dict[str, Any]) -> None:
+    def __init__(self, data: "Data", random: Random, remote: dict[str, Any]) -> None:
         self.name = random.choice(NAMES)
         order = random.choice(("shards", "pool", "in order", "global"))
         self.given = order, random.choice((4, 7)), random.choice((1, 2))

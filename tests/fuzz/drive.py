@@ -2,8 +2,6 @@
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -7,8 +7,6 @@ equal functions must be equal, also in a process with another seed of hashes.
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

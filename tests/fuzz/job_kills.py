@@ -7,8 +7,6 @@ every byte. Of several jobs at one destination, whoever does not finish says why
 
 # ruff: noqa: T201 - a script that tells what it found
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -7,8 +7,6 @@ nothing but its own.
 
 # ruff: noqa: T201 - a script that tells what it found
 
-from __future__ import annotations
-
 import os
 import random
 import select

@@ -3,8 +3,6 @@
 A mutant is a pure function of its target's name and its number, so that any of them can be made again.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

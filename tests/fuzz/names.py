@@ -10,8 +10,6 @@ nor asked for, and where it stood for the name of a file, the error says which f
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
 import csv
 import functools
 import io
@@ -106,7 +104,7 @@ class Document:
             self.value = json.loads(self.before)
 
     @classmethod
-    def of(cls, path: Path) -> Document | None:
+    def of(cls, path: Path) -> "Document | None":
         try:
             return cls(path)
         except (ValueError, OSError):

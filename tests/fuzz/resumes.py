@@ -6,8 +6,6 @@ loaders, with other workers, executors and ranks, go on from it. Both must recei
 ranks or the batch size changes, the same items one after another.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil
@@ -82,7 +80,7 @@ class Combination:
     epochs: int
 
     @classmethod
-    def of(cls, random: Random) -> Combination:
+    def of(cls, random: Random) -> "Combination":
         kind = random.choice(("sampler", "sampler", "packing", "buckets", "stream", "multistream"))
         order = {"sampler": random.choice(list(SAMPLERS)), "stream": f"stream {random.choice(STREAMS)}"}.get(kind, kind)
         on_error = random.choice(("raise", "raise", "skip", "replace")) if order != "multistream" else "raise"
@@ -109,7 +107,7 @@ class Run:
     prefetch: int = 1
     in_order: bool = True
 
-    def elsewhere(self, random: Random, ranks: tuple[tuple[int, int], ...], *, processes: bool) -> Run:
+    def elsewhere(self, random: Random, ranks: tuple[tuple[int, int], ...], *, processes: bool) -> "Run":
         world, batch_size = random.choice(ranks)
         workers = random.choice((0, 0, 1, 2, 3))
         executor = "processes" if processes else "threads"
@@ -149,7 +147,7 @@ class Seekable:
     def __init__(self, sequence: range) -> None:
         self.items, self.position = sequence, 0
 
-    def __iter__(self) -> Seekable:
+    def __iter__(self) -> "Seekable":
         return self
 
     def __next__(self) -> dict[str, int]:

@@ -12,8 +12,6 @@ kept in build/fuzz/TARGET/corpus, and the next guided run begins with them.
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

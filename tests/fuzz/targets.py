@@ -4,8 +4,6 @@ A target may end in an error of dataload, and in nothing else. What a parser giv
 of the same bytes where there is one, so that a wrong record counts as a crash does.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import json

@@ -6,8 +6,6 @@ Every batch must have whole records of the first data set, and soon the job must
 
 # ruff: noqa: T201 - a script that tells what it found
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys
@@ -61,7 +59,7 @@ class Round:
     on_error: str
 
     @classmethod
-    def of(cls, number: int) -> Round:
+    def of(cls, number: int) -> "Round":
         random, names = Random(number), list(FORMATS)
         name = names[number % len(names)]
         executor = "processes" if random.random() < 0.15 and name in ("syrah", "tar", "jsonl") else "threads"

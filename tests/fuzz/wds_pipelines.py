@@ -4,8 +4,6 @@ Both must give equal values, or errors of one class. Where a stage draws at rand
 order. Where every stage works on single samples, a state must also continue at any value.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

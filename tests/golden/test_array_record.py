@@ -1,7 +1,5 @@
 """Files of the original library, and what its own readers made of them: see arrayrecord/README.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Archives and indexes of the original tools, and what the original readers made of them: see tar/README.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

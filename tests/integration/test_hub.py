@@ -1,7 +1,5 @@
 """Data sets at the Hugging Face Hub, from a server of its API."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Ctrl-C, and the end of the program, while a store does not answer."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

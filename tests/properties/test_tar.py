@@ -1,7 +1,5 @@
 """Archives and indexes of any content, whole and damaged, against plain models."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import tempfile

@@ -1,7 +1,5 @@
 """A proxy with faults in front of an object store, which counts what is asked of it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import random

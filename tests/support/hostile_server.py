@@ -1,7 +1,5 @@
 """A server on loopback that answers as a test says: never, endlessly, or against the rules of HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading
@@ -20,7 +18,7 @@ class HostileServer(LoopbackServer):
         waiting: Set once a request is in `stall`.
     """
 
-    def __init__(self, answer: Callable[[Handler], None]) -> None:
+    def __init__(self, answer: "Callable[[Handler], None]") -> None:
         self.answer = answer
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.waiting = threading.Event()

@@ -1,7 +1,5 @@
 """A server of the Hugging Face Hub's API on loopback, whose files come from a second origin, as the hub's do."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

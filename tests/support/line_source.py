@@ -4,8 +4,6 @@ It is an example of a source and of a test backend, and the base of the delibera
 itself is tested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers of objects for tests: SeaweedFS's S3 and Azurite on loopback, and files over HTTP with ranges and ETags."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import email.utils
@@ -203,7 +201,7 @@ class ObjectServer:
         self._server.wait()
         guard.wait()
 
-    def __enter__(self) -> ObjectServer:
+    def __enter__(self) -> "ObjectServer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -348,7 +346,7 @@ class FileServer(LoopbackServer):
         asked: The paths of the requests.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], handler: type[FileHandler] | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], handler: "type[FileHandler] | None" = None) -> None:
         self.asked: list[str] = []
         self.root = Path(directory).resolve()
         self.content = functools.lru_cache(256)(self._read)

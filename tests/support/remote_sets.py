@@ -1,7 +1,5 @@
 """Small data sets of each format, for tests of data at URLs."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases of parametrized tests of which `make test` runs only some."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from typing import Any
 

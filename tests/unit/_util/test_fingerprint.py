@@ -1,7 +1,5 @@
 """Fingerprints of values and functions: the same in every process, for the same content and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Tables of formats in the cache: used again, of the same content, and never believed if they may be wrong."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

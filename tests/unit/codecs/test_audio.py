@@ -1,7 +1,5 @@
 """Audio as soundfile decodes it; what is cut, damaged, or claims too much."""
 
-from __future__ import annotations
-
 import io
 import struct
 import sys

@@ -1,7 +1,5 @@
 """What would take more memory than `max_record_bytes` is refused before it is allocated."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

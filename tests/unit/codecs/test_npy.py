@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from dataload.codecs.npz import parse_npy

@@ -1,7 +1,5 @@
 """Configs that would take long, or raise other errors than ConfigError, if they were believed."""
 
-from __future__ import annotations
-
 import json
 import time
 

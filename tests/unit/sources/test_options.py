@@ -1,7 +1,5 @@
 """Options: those of a wrong type are refused by name, and `max_record_bytes` holds in every format of files."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import re

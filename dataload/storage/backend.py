@@ -167,29 +167,43 @@ def is_compressed(path: str) -> bool:
     return path.lower().endswith((".gz", ".zst"))
 
 
-def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | bytearray:
-    """Return the text of a file, decompressed by its suffix; over `limit` bytes it is a CorruptFileError."""
-    with storage_of(path, remote).open(path, whole=True) as file:
-        if not is_compressed(path):
-            check_size(file.size, limit, _TEXT, path=path)
-            return file.read(0, file.size)
-        if not file.size:
-            raise CorruptFileError("the file is empty, which no compressed file is", path=path, offset=0)
-        text = bytearray()  # grows in place
-        errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
-        if path.lower().endswith(".zst"):
-            arrow = load_optional("pyarrow", needed_by="reading .zst", extra="arrow")
-            errors = (arrow.ArrowException, OSError)
-            stream = arrow.PythonFile(FileStream(file), "r")
-            read: Callable[[int], bytes] = arrow.CompressedInputStream(stream, "zstd").read
-        else:
-            read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
-        try:
-            while block := read(_BLOCK_BYTES):
-                check_size(len(text) + len(block), limit, _TEXT, path=path)
-                text += block
-        except (DataloadError, MemoryError):
-            raise
-        except errors as error:
-            raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=len(text)) from error
+class TextFile:
+    """A text file in the version that it has now, decompressed by its suffix."""
+
+    def __init__(self, path: str, limit: int, remote: Remote | None) -> None:
+        self._path, self._limit = path, limit
+        self.storage: Storage = storage_of(path, remote)
+        self._identity = self.storage.identity(path)
+
+    def read(self) -> tuple[bytes | bytearray, int]:
+        """Return the text and its length; over `limit` bytes it is a CorruptFileError."""
+        with unchanged(self.storage, self._path, self._identity), self.storage.open(self._path, whole=True) as file:
+            if is_compressed(self._path):
+                text = _unpacked(file, self._path, self._limit)
+            else:
+                check_size(file.size, self._limit, _TEXT, path=self._path)
+                text = file.read(0, file.size)
+        return text, len(text)
+
+
+def _unpacked(file: ReadableFile, path: str, limit: int) -> bytearray:
+    if not file.size:
+        raise CorruptFileError("the file is empty, which no compressed file is", path=path, offset=0)
+    text = bytearray()  # grows in place
+    errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+    if path.lower().endswith(".zst"):
+        arrow = load_optional("pyarrow", needed_by="reading .zst", extra="arrow")
+        errors = (arrow.ArrowException, OSError)
+        stream = arrow.PythonFile(FileStream(file), "r")
+        read: Callable[[int], bytes] = arrow.CompressedInputStream(stream, "zstd").read
+    else:
+        read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
+    try:
+        while block := read(_BLOCK_BYTES):
+            check_size(len(text) + len(block), limit, _TEXT, path=path)
+            text += block
+    except (DataloadError, MemoryError):
+        raise
+    except errors as error:
+        raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=len(text)) from error
     return text

@@ -4,7 +4,7 @@ import json
 import pytest
 from format_suite import FormatSuite
 
-from dataload.sources.jsonl.reader import JsonlSource
+from dataload.sources.jsonl.records import JsonlSource
 from dataload.testing import SourceTraits
 
 TRAITS = {"value_types": (str, int, float), "several_paths": True}

@@ -45,7 +45,7 @@ from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource, CsvSource
 from dataload.sources.folder import files as zip_members
 from dataload.sources.format import describe_head
-from dataload.sources.jsonl.reader import JsonlSource
+from dataload.sources.jsonl.records import JsonlSource
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import list_subdatabases

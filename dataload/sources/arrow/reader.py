@@ -26,8 +26,8 @@ from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout, 
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
-from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of, unchanged
-from dataload.storage.backend import read_text
+from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
+from dataload.storage.backend import TextFile
 from dataload.types import Array, Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
@@ -308,8 +308,7 @@ class CsvSource(TableSource):
 class _CsvFile(TableReader):
     def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
         self._path, self._options, self._cache = path, options, cache
-        self._storage = storage_of(path, options.remote_settings)
-        self._identity = self._storage.identity(path)
+        self._content = TextFile(path, options.max_record_bytes, options.remote_settings)
         table = cache.get(path, self._parse)
         super().__init__(path, lambda: table.schema, np.array([len(table)], np.int64), options, cache)
 
@@ -324,8 +323,7 @@ class _CsvFile(TableReader):
     def _parse(self) -> tuple[Any, int]:
         csv = load_arrow("format 'csv'", "pyarrow.csv")
         pa, options = load_arrow("format 'csv'"), self._options
-        with unchanged(self._storage, self._path, self._identity):
-            data = read_text(self._path, options.max_record_bytes, options.remote_settings)
+        data, _ = self._content.read()
         comma, head = options.delimiter.encode(), data.find(b"\n")
         head = len(data) if head < 0 else head + 1
         cells = data.count(comma, head) + data.count(b"\n", head)

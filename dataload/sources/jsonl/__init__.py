@@ -31,8 +31,8 @@ class JsonlOptions(CachedOptions):
 
 JSONL = Format(
     name="jsonl",
-    source="dataload.sources.jsonl.reader:JsonlSource",
-    writer="dataload.sources.jsonl.writer:JsonlWriter",
+    source="dataload.sources.jsonl.records:JsonlSource",
+    writer="dataload.sources.jsonl.records:JsonlWriter",
     reader_options=JsonlOptions,
     appends=True,
     writer_options=FileOptions,

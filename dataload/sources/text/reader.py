@@ -12,8 +12,8 @@ from dataload.errors import CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.text import TextOptions, texts_among
-from dataload.storage import base_name, files_below, join, storage_of, unchanged
-from dataload.storage.backend import is_compressed, read_text
+from dataload.storage import base_name, files_below, join, storage_of
+from dataload.storage.backend import TextFile, is_compressed
 from dataload.types import FieldSpec, Int64Array, Record
 
 _FIELDS = {"text": FieldSpec("str", ()), "file": FieldSpec("str", ())}
@@ -64,24 +64,18 @@ class _TextFile(ShardReader[Record]):
     def __init__(self, path: str, name: str, options: TextOptions, cache: DecodedCache) -> None:
         self._path, self._name, self._options, self._cache = path, name, options, cache
         self.whole = is_compressed(path)
-        self._storage = storage_of(path, options.remote_settings)
-        self._identity = self._storage.identity(path)
-        size = self._storage.size(path)
+        self._content = TextFile(path, options.max_record_bytes, options.remote_settings)
+        storage = self._content.storage
+        size = storage.size(path)
         if options.records == "file":
             self._starts, self._lengths = np.zeros(1, np.int64), np.array([-1 if self.whole else size])
         else:
             self._starts, self._lengths = spans_of(self._text(), paragraphs=options.records == "paragraph")
-        self._file = self._storage.map(path, mapped=options.map) if size and not self.whole else None
+        self._file = storage.map(path, mapped=options.map) if size and not self.whole else None
 
     def _text(self) -> bytes | bytearray:
         """Return the text of the file, decompressed."""
-
-        def read() -> tuple[bytes | bytearray, int]:
-            with unchanged(self._storage, self._path, self._identity):
-                text = read_text(self._path, self._options.max_record_bytes, self._options.remote_settings)
-            return text, len(text)
-
-        return self._cache.get(self._path, read) if self.whole else read()[0]
+        return self._cache.get(self._path, self._content.read) if self.whole else self._content.read()[0]
 
     def __len__(self) -> int:
         return len(self._starts)

@@ -20,6 +20,9 @@ DocumentStarts: TypeAlias = Literal[True] | str | PathLike[str] | Array | Sequen
 COUNT_FIELD = "token_count"
 SEGMENT_FIELD, POSITION_FIELD = "segment_ids", "position_ids"
 
+INDEX_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""The dtypes of tokens that an index of documents can name, by its codes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions(CachedOptions):
@@ -131,10 +134,8 @@ class TokenWriterOptions(FileOptions):
     field: str = "tokens"
 
     def __post_init__(self) -> None:
-        from dataload.sources.tokens.documents import INDEX_DTYPES  # a parser
-
         FileOptions.__post_init__(self)
-        check_choice("dtype", _integer_dtype(self.dtype).name, INDEX_DTYPES)
+        check_choice("dtype", _integer_dtype(self.dtype).name, tuple(INDEX_DTYPES.values()))
         if self.end_token is not None:
             fitting_token("end_token", self.end_token, self.stored)
 
@@ -147,7 +148,7 @@ class TokenWriterOptions(FileOptions):
 TOKENS = Format(
     name="tokens",
     source="dataload.sources.tokens.reader:TokenSource",
-    writer="dataload.sources.tokens.writer:TokenWriter",
+    writer="dataload.sources.tokens.documents:TokenWriter",
     reader_options=TokenOptions,
     writer_options=TokenWriterOptions,
     # No suffixes, because .npy and .bin mean many things, and lie beside the shards of other formats.

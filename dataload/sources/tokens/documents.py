@@ -1,4 +1,4 @@
-"""The starts of documents in a flat file of tokens: given, in a file beside it, or found by an end token.
+"""Documents in flat files of tokens: where they start, as given, in a file beside it or by an end token; the writer.
 
 Files of the starts of documents are .npy, or the index that Megatron-LM writes beside a .bin file:
 
@@ -17,25 +17,24 @@ Numbers are little-endian. Layout: ``megatron/core/datasets/indexed_dataset.py``
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dataload.codecs.npz import npy_layout, parse_npy
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.tokens import INDEX_DTYPES, TokenWriterOptions
+from dataload.sources.writer import IndexedWriter
 from dataload.storage import Remote, base_name, storage_of
-from dataload.types import Int64Array
+from dataload.types import Array, Int64Array
 
 _SCANNED_BYTES = 1 << 22
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = struct.Struct("<9sQBQQ")
-_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-
-INDEX_DTYPES = tuple(_DTYPES.values())
-"""The dtypes of tokens that an index can name."""
 
 
 def holds_tokens(head: bytes) -> bool:
@@ -76,14 +75,14 @@ def _parse_index(data: bytes) -> Documents:
     magic, version, code, sequences, entries = _HEAD.unpack_from(data)
     if magic != _MAGIC or version != 1:
         raise CorruptFileError(f"expected an index of version 1, found {magic!r} and version {version}", offset=0)
-    if code not in _DTYPES:
-        known = ", ".join(f"{number} ({name})" for number, name in _DTYPES.items())
+    if code not in INDEX_DTYPES:
+        known = ", ".join(f"{number} ({name})" for number, name in INDEX_DTYPES.items())
         raise CorruptFileError(f"dtype {code} is not one of integers: expected {known}", offset=17)
     needed = _HEAD.size + 12 * sequences + 8 * entries
     if len(data) not in (needed, needed + sequences):  # a byte for each sequence may follow
         message = f"an index of {sequences} sequences and {entries} entries has {needed} bytes, found {len(data)}"
         raise CorruptFileError(message, offset=18)
-    dtype = np.dtype(_DTYPES[code])
+    dtype = np.dtype(INDEX_DTYPES[code])
     lengths = np.frombuffer(data, "<i4", sequences, _HEAD.size).astype(np.int64)
     offsets = np.frombuffer(data, "<i8", sequences, _HEAD.size + 4 * sequences)
     firsts = np.frombuffer(data, "<i8", entries, _HEAD.size + 12 * sequences)
@@ -102,7 +101,7 @@ def _parse_index(data: bytes) -> Documents:
 
 def build_index(lengths: Int64Array, dtype: np.dtype[Any]) -> Sequence[bytes]:
     """Return the pieces of the index of a file; each of its documents, (documents,) `lengths`, is one sequence."""
-    code = next(code for code, name in _DTYPES.items() if name == dtype.name)
+    code = next(code for code, name in INDEX_DTYPES.items() if name == dtype.name)
     head = _HEAD.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1)
     offsets = (np.cumsum(lengths) - lengths) * dtype.itemsize
     numbers = np.arange(len(lengths) + 1, dtype="<i8")
@@ -144,3 +143,68 @@ def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
 
 def _wrong(what: str, path: str) -> ConfigError:
     return ConfigError(f"documents of {base_name(path)}: expected {what}", key="documents")
+
+
+_HEADER_BYTES = 128
+_LONGEST = (1 << 31) - 1  # tokens of a document in an index
+
+
+class TokenWriter(IndexedWriter):
+    """Writes the tokens of documents back to back, as .npy or raw .bin, and an index of the documents beside it.
+
+    A record is a document: a field of tokens, or tokens; (n,) integers. The index, ``X.idx``, is Megatron-LM's,
+    which reads a .bin file with it. ``documents=True`` reads it again.
+
+    The suffix of the path, .npy or any other, decides whether the file begins with a header. Options:
+    `TokenWriterOptions`.
+    """
+
+    options_type: ClassVar[Any] = TokenWriterOptions
+
+    def _begin(self, options: TokenWriterOptions) -> None:
+        self._dtype = options.stored
+        self._field = options.field
+        self._end = np.array([] if options.end_token is None else [options.end_token], self._dtype)
+        self._lengths = array("q")
+        self._begin_index(index_path(self.path))
+        self._stream = self._part.create()
+        if self.path.lower().endswith(".npy"):
+            self._stream.write(bytes(_HEADER_BYTES))
+
+    def _write(self, record: Any) -> None:
+        tokens = self._check(record[self._field] if isinstance(record, Mapping) and self._field in record else record)
+        self._stream.write(tokens.astype(self._dtype).tobytes())
+        self._stream.write(self._end.tobytes())
+        self._lengths.append(len(tokens) + len(self._end))
+        self.stored_bytes += self._lengths[-1] * self._dtype.itemsize
+
+    def _check(self, value: Any) -> Array:
+        tokens: Array = np.asarray(value)
+        if tokens.dtype.hasobject or tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            what = f"the fields {', '.join(map(str, value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
+            message = f"record {len(self)} has no tokens: expected integers in one dimension in {self._field!r}, "
+            raise ConfigError(f"{message}got {what}; a tokenizer makes tokens of texts", key=self._field)
+        limits = np.iinfo(self._dtype)
+        if tokens.size and not (limits.min <= int(tokens.min()) and int(tokens.max()) <= limits.max):
+            wrong = int(tokens.max()) if int(tokens.max()) > limits.max else int(tokens.min())
+            message = f"record {len(self)} has the token {wrong}, which {self._dtype} does not hold: pass dtype='int32'"
+            raise ConfigError(message, key="dtype", value=self._dtype.name)
+        if len(tokens) + len(self._end) > _LONGEST:
+            raise ConfigError(f"record {len(self)} has {len(tokens):,} tokens; an index allows {_LONGEST:,}")
+        return tokens
+
+    def _finish(self) -> None:
+        lengths = np.array(self._lengths, np.int64)
+        self._stream.close()
+        if self.path.lower().endswith(".npy"):
+            self._part.patch(0, _header(self._dtype, int(lengths.sum())))
+        self._finish_index(build_index(lengths, self._dtype))
+
+    def _discard(self) -> None:
+        self._stream.close()
+
+
+def _header(dtype: np.dtype[Any], tokens: int) -> bytes:
+    """Return the header of a .npy file, padded to a length that is known before the tokens are counted."""
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({tokens},), }}"
+    return b"\x93NUMPY\x01\0" + (_HEADER_BYTES - 10).to_bytes(2, "little") + f"{text:<{_HEADER_BYTES - 11}}\n".encode()

@@ -98,7 +98,7 @@ def test_the_end_of_a_forked_child_leaves_the_files_alone(tmp_path, rule):
 
 def test_nothing_is_kept_beside_new_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "_SETTLED_SECONDS", -1)
-    monkeypatch.setattr("dataload.sources.jsonl.reader._LEAST_CACHED", 0)
+    monkeypatch.setattr("dataload.sources.jsonl.records._LEAST_CACHED", 0)
     with dataload.create(tmp_path / "d.jsonl", shards=2) as writer:
         writer.extend({"y": i} for i in range(9))
 

@@ -14,7 +14,7 @@ from refusals import refuses
 
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
-from dataload.sources.jsonl.reader import JsonlSource, find_lines, unpack
+from dataload.sources.jsonl.records import JsonlSource, find_lines, unpack
 from dataload.storage.kept import INVALID, CachedTable
 
 

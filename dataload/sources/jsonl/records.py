@@ -1,5 +1,6 @@
-"""The source of JSON Lines, read line by line."""
+"""The source and the writer of JSON Lines."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,20 +12,23 @@ import numpy as np
 from dataload._util.arrays import check_lengths, check_size
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
+from dataload._util.lazy import load_optional
 from dataload.catalog.arrays import IndexKey, remember, require
 from dataload.catalog.facts import select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES
 from dataload.codecs.nulls import fills_of_samples, with_masks
 from dataload.collate import default_collate
-from dataload.errors import CorruptFileError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl import JsonlOptions
+from dataload.sources.options import FileOptions
 from dataload.sources.shards import Location, ShardReader
 from dataload.sources.views.select import match_columns
-from dataload.storage import RecordFile, storage_of, unchanged
-from dataload.storage.backend import is_compressed, read_text
+from dataload.sources.writer import Writer, require_fields
+from dataload.storage import RecordFile, storage_of
+from dataload.storage.backend import TextFile, is_compressed
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy, Record
 
@@ -296,9 +300,7 @@ class _CompressedFile(_Reader):
 
     def __init__(self, path: str, options: JsonlOptions, fills: Fills, cache: DecodedCache) -> None:
         super().__init__(path, options.max_record_bytes, fills)
-        self._remote, self._cache = options.remote_settings, cache
-        self._storage = storage_of(path, options.remote_settings)
-        self._identity = self._storage.identity(path)
+        self._content, self._cache = TextFile(path, self._limit, options.remote_settings), cache
         text = self._text()
         _refuse_empty(len(text), path)
         table = _LINE_BYTES * text.count(b"\n")
@@ -308,18 +310,11 @@ class _CompressedFile(_Reader):
         self._sample(options.nulls)
 
     def _text(self) -> bytes | bytearray:
-        def read() -> tuple[bytes | bytearray, int]:
-            with unchanged(self._storage, self._path, self._identity):
-                text = read_text(self._path, self._limit, self._remote)
-            return text, len(text)
-
-        return self._cache.get(self._path, read)
+        return self._cache.get(self._path, self._content.read)
 
     def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
-        text = self._text()
-        return [
-            bytes(text[start : start + size]) for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
+        text, stops = self._text(), starts + lengths
+        return [bytes(text[i:j]) for i, j in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 def _columns(records: list[Record], is_plain: Callable[[str], bool], locate: Callable[[int], Location]) -> Batch:
@@ -349,3 +344,55 @@ def _refuse_empty(size: int, path: str) -> None:
     if not size:
         message = "the file is empty: its writer did not finish (a file without records has an empty line)"
         raise CorruptFileError(message, path=path, offset=0)
+
+
+class JsonlWriter(Writer):
+    """Writes JSON Lines: numbers, text, lists and dicts unchanged, arrays as lists. Bytes are refused.
+
+    The suffixes ``.gz`` and ``.zst`` of the path compress the file.
+
+    Options: `FileOptions`.
+    """
+
+    options_type: ClassVar[Any] = FileOptions
+
+    def _begin(self, options: FileOptions) -> None:  # noqa: ARG002 - none is for the records
+        self._stream: Any = self._part.create()
+        self._out: Any = self._stream
+        if self.path.lower().endswith(".gz"):
+            # Without a name and a time, the same records give the same bytes.
+            self._out = gzip.GzipFile("", "wb", 6, self._stream, 0)
+        elif self.path.lower().endswith(".zst"):
+            arrow = load_optional("pyarrow", needed_by="writing .zst", extra="arrow")
+            self._out = arrow.CompressedOutputStream(self._stream, "zstd")
+
+    def _write(self, record: Any) -> None:
+        values = require_fields(record, "jsonl")
+        try:
+            line = json.dumps(dict(values), default=_as_json, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"record {len(self)} cannot be written as JSON: {error}") from error
+        self._out.write(line + b"\n")
+        self.stored_bytes += len(line) + 1
+
+    def _finish(self) -> None:
+        if not len(self):
+            self._out.write(b"\n")
+        self._close()
+
+    def _discard(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._out.close()
+        self._stream.close()
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value of a record as `json` can write it."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    kind = f"an array of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else type(value).__name__
+    raise TypeError(f"{kind} has no form in JSON: decode or drop this field, or choose another format")

@@ -15,8 +15,9 @@ import numpy as np
 
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.analysis.shown import as_array, count_rows, has_rows, planned_rows, row_of
+from dataload.analysis.shown import as_array, count_rows, has_others, has_rows, planned_rows, policy_of, row_of
 from dataload.errors import ConfigError
+from dataload.loader.failures import ErrorPolicy
 from dataload.loader.loader import Loader
 from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
@@ -141,7 +142,7 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int, version: i
     for rank, loader in enumerate(loaders):
         plan = loader.batch_sampler_of(epoch).plan(step, epoch=epoch)
         batch = loader.batch(epoch, step)
-        rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan, version)]
+        rows += [(row, rank, digest) for row, digest in _hash_rows(batch, plan, policy_of(loader), version)]
         numbers = np.arange(len(plan.indices))
         if plan.valid is not None and plan.packing is None:
             numbers = numbers[plan.valid.ravel()]
@@ -156,8 +157,12 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int, version: i
     ), indices
 
 
-def _hash_rows(batch: Any, plan: BatchPlan, version: int) -> list[tuple[int, bytes]]:
-    """Return number and hash of each row, except for padding rows."""
+def _hash_rows(batch: Any, plan: BatchPlan, policy: ErrorPolicy, version: int) -> list[tuple[int, bytes]]:
+    """Return planned number and hash of each row, except for padding rows."""
+    is_excluded = np.isin(plan.indices, policy.excluded_among(plan.indices))
+    numbers = np.arange(planned_rows(plan))
+    if is_excluded.any() and plan.packing is None and not has_others(plan, policy):
+        numbers, plan = np.flatnonzero(~is_excluded), plan.without(is_excluded)
     mask: Any = plan.valid if plan.valid is not None and plan.valid.ndim == 1 else None
     if isinstance(batch, Mapping):
         fields = dict(cast("Mapping[str, Any]", batch))
@@ -169,12 +174,14 @@ def _hash_rows(batch: Any, plan: BatchPlan, version: int) -> list[tuple[int, byt
     is_whole = planned_rows(plan) > 0 and not has_rows(batch)  # such as a single number
     if mask is None or np.shape(mask) != (rows,):
         mask = np.ones(max(1, rows), np.bool_)
+    if len(numbers) != rows:  # bad records were left out, too, or a collation makes other rows
+        numbers = np.arange(max(1, rows))
     found: list[tuple[int, bytes]] = []
     for row in range(1 if is_whole else rows):
         if mask[row]:
             hashed = _RowHash(version)
             hashed.add(batch if is_whole else row_of(batch, row, rows))
-            found.append((row, hashed.digest.digest()))
+            found.append((int(numbers[row]), hashed.digest.digest()))
     return found
 
 

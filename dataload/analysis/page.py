@@ -91,7 +91,7 @@ def find_audio(record: Any, name: str) -> Audio | None:
     """Return the audio in the field of a record; None if it is none."""
     # Audio is the bytes of an audio file, or a float array of 10 ms or more, (frames,) or (frames, channels), in a
     # record with its sample rate, see `rate_field`.
-    value: Any = record[name]
+    value: Any = as_array(record[name])
     if isinstance(value, (bytes, memoryview)):
         try:
             return Audio(decode_audio(cast("bytes", value), limit=_AUDIO_LIMIT), decode_rate(cast("bytes", value)))
@@ -218,7 +218,8 @@ def _is_wide(values: Any) -> bool:
 
 def _segments(columns: Mapping[str, Any]) -> Array | None:
     """Return the segment of each element of a packed row; None if it is none."""
-    return as_integers(columns.get("segment_ids"))
+    found = as_integers(columns.get("segment_ids"))
+    return None if found is None or not found.size else found
 
 
 def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:

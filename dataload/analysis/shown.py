@@ -219,13 +219,14 @@ def describe_column(column: Any) -> tuple[str, str, str]:
 
 
 def _describe_array(array: Any) -> tuple[str, str, str]:
-    found = ""
-    if array.size and array.dtype.kind in "biuf":
-        low, high = array.min(), array.max()
-        found = f"{low:g} to {high:g}, mean {array.mean(dtype=np.float64):.4g}"
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            found += f", {np.count_nonzero(~np.isfinite(array))} not finite"
-    return str(array.dtype), str(array.shape), found
+    found = list[str]()
+    if array.dtype.kind in "biuf":
+        finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+        if finite.size:
+            found.append(f"{finite.min():g} to {finite.max():g}, mean {finite.mean(dtype=np.float64):.4g}")
+        if finite.size < array.size:
+            found.append(f"{array.size - finite.size} not finite")
+    return str(array.dtype), str(array.shape), ", ".join(found)
 
 
 def preview(value: Any, classes: Sequence[str] = ()) -> str:

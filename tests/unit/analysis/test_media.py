@@ -8,6 +8,8 @@ import pytest
 
 from dataload.analysis.page import Audio, find_audio, find_image, thumbnail, to_png, to_wav
 
+torch = pytest.importorskip("torch")
+
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "found"),
@@ -65,7 +67,7 @@ def test_sound_is_cut_clipped_and_readable():
     ("record", "found"),
     [
         ({"audio": np.zeros(900, np.float32), "sample_rate": 8000}, (900, 1)),
-        ({"audio": np.zeros((900, 2), np.float32), "sample_rate": np.array([8000])}, (900, 2)),
+        ({"audio": torch.zeros(900, 2), "sample_rate": torch.tensor([8000])}, (900, 2)),
         ({"speech": np.zeros(900, np.float32), "speech.sample_rate": 8000, "sample_rate": 0}, (900, 1)),
         ({"audio": np.zeros(900, np.float32)}, None),
         ({"audio": np.zeros(70, np.float32), "sample_rate": 8000}, None),

@@ -146,8 +146,9 @@ def _refresh(
     with suppress(Exception), context:
         last = False
         while not last:
-            last = over.wait(seconds)
+            last = over.wait(min(seconds, threading.TIMEOUT_MAX))
             now = loader.statistics()
             recent = now.since(samples[0]) if samples else now
             samples.append(now)
-            show(describe(loader.progress(), recent if recent.steps else now))
+            # At the end, all batches say more than none.
+            show(describe(loader.progress(), recent if recent.steps or not last else now))

@@ -74,7 +74,9 @@ class Timeline:
     @property
     def workers(self) -> list[str]:
         """Names of the workers that made batches, in numeric order, without the consumer."""
-        return sorted({step.worker for step in self.steps} - {CONSUMER}, key=lambda name: (len(name), name))
+        return sorted(
+            {step.worker for step in self.steps} - {CONSUMER}, key=lambda name: (len(name.partition(" ")[0]), name)
+        )
 
     @property
     def connections(self) -> list[list[Request]]:
@@ -98,7 +100,8 @@ class Timeline:
     @property
     def ended(self) -> float:
         """Time of the last event's end; 0 if empty."""
-        return max([step.received for step in self.steps] + [ended for _, ended in self.work], default=0.0)
+        ends = [step.received for step in self.steps] + [ended for _, ended in self.work]
+        return max(ends + [request.ended for request in self.requests], default=0.0)
 
     def busy_seconds(self, worker: str) -> float:
         """Return the time that a worker worked on the steps."""

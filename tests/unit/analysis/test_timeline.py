@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis.live import describe, live_view
 from dataload.analysis.pictures import timeline_figure
-from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep, record_timeline
 from dataload.errors import MissingDependencyError
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
@@ -107,6 +108,15 @@ def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
     ]
     labels = [label.get_text() for label in timeline_figure(timeline, "", "").axes[0].get_yticklabels()]
     assert labels == ["worker 9", "worker 10", "consumer makes", CONSUMER, "downloads"]
+    timeline.steps, timeline.work = [], []
+    assert (timeline.begun, timeline.ended) == (9.0, 14.0)
+
+
+def test_workers_on_a_cluster_are_in_the_order_of_their_numbers():
+    names = [f"dataload-{number} (process {process} on node a)" for number, process in ((2, 900), (10, 7), (1, 12345))]
+    timeline = Timeline()
+    timeline.steps = [TimelineStep(0, 0, name, (), 0.0, 1.0, 1, 1, 0, failed=False) for name in names]
+    assert timeline.workers == [names[2], names[0], names[1]]
 
 
 # The trace
@@ -333,8 +343,17 @@ def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
     assert all(re.match(r"\d\d:\d\d:\d\d epoch \d of 1, .*; limit: ", line) for line in log.getvalue().splitlines())
     last = log.getvalue().splitlines()[-1]
     assert "epoch 1 of 1, step 0" in last, "where the next one would start"
+    assert "no batch was received" not in log.getvalue()
+    loader = Loader(RangeSource(40), batch_size=4)
+    with live_view(loader, stream=log, every=1e-3):
+        list(loader)
+        for _ in range(3):
+            log.written.clear()
+            assert log.written.wait(20)
+    assert "0 rows/s; " in log.getvalue()
+    assert "no batch was received" in log.getvalue(), "since the line before"
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with live_view(loader):
+    with live_view(loader, every=math.inf):
         pass
     assert sys.stderr.getvalue().count("\n") == 1
 

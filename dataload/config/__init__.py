@@ -116,6 +116,8 @@ def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str =
         message = f"override {override!r}: {name!r} is {shorten(node)}, not a table"
         raise ConfigError(message, key=name, value=node)
     table = cast("dict[str, Any]", node)
+    if value is None and first not in table:
+        return table
     if rest:
         return {**table, first: _with(table.get(first, {}), rest, value, override, first)}
     if value is None:

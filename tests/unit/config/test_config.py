@@ -211,9 +211,11 @@ def test_overrides_replace_add_and_take_away():
     settings = config(
         "loader.batch_size=64",
         "loader.tail=null",
+        "source.select.part=null",
         'loader.collate."b.c"=list',
         "sampler.kind=sequential",
         "loader.batch_size=65",
+        "sampler.parent.seed=null",
         loader=loader,
     )
     assert settings.loader.batch_size == 65

@@ -84,7 +84,7 @@ _MOST_AXES = 64
 
 ETAG = re.compile(r"[\x21-\x7e]*")  # it goes into a header of HTTP
 HEX = re.compile(r"[0-9a-f]*")
-DTYPE = re.compile(r"[<|=]?[A-Za-z][A-Za-z0-9_]{0,31}(\[[A-Za-z0-9]{1,16}\])?")
+DTYPE = re.compile(r"[<|=>]?[A-Za-z][A-Za-z0-9_]{0,31}(\[[A-Za-z0-9]{1,16}\])?")
 
 
 def check_texts(values: Sequence[Any], allowed: re.Pattern[str], lengths: range, where: str, expected: str) -> None:
@@ -146,7 +146,7 @@ STORED_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
     "codec": lambda value: type(value) is str and value in CODEC_NAMES,
     "db_num": is_count,
     "decode": lambda value: _is_text(value) or _maps_to(_is_text)(value),
-    "dtype": lambda value: type(value) is str and DTYPE.fullmatch(value) is not None,
+    "dtype": lambda value: type(value) is str and DTYPE.fullmatch(value) is not None and value[0] != ">",
     "end_token": _is_int,
     "ends": _is_text,
     "field": _is_text,
@@ -196,9 +196,9 @@ def as_content(value: Any) -> ContentMark:
 
 
 def field_to_json(spec: FieldSpec) -> dict[str, Any]:
-    """Return what `as_field` reads."""
+    """Return what `as_field` reads. Dtypes without a name, such as structured ones, are unknown there."""
     classes = {} if spec.classes is None else {"classes": spec.classes}
-    return {"dtype": spec.dtype, "shape": spec.shape, **classes}
+    return {"dtype": spec.dtype if DTYPE.fullmatch(spec.dtype) else "unknown", "shape": spec.shape, **classes}
 
 
 def as_field(value: Any, name: str) -> FieldSpec:

@@ -65,9 +65,16 @@ def common_classes(parts: Iterable[tuple[str, Mapping[str, FieldSpec]]], key: st
 
 
 def row_bytes(fields: Mapping[str, FieldSpec]) -> int:
-    """Return how many bytes the arrays of a record take, as far as their shapes are known."""
+    """Return how many bytes the arrays of a record take, as far as their dtypes and shapes are known."""
     arrays = [(spec.dtype, spec.shape or ()) for spec in fields.values() if spec.dtype not in _WITHOUT_DTYPE]
-    return sum(np.dtype(dtype).itemsize * math.prod(n or 1 for n in shape) for dtype, shape in arrays)
+    return sum(_item_bytes(dtype) * math.prod(n or 1 for n in shape) for dtype, shape in arrays)
+
+
+def _item_bytes(dtype: str) -> int:
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:  # such as a structured one
+        return 0
 
 
 def require_known(names: Iterable[str], known: Iterable[str], owner: Any = None, *, key: str = "fields") -> None:

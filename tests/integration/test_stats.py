@@ -1,6 +1,7 @@
 """Statistics that are kept beside the data: in parts, used, stale, damaged, and from the command line."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -91,6 +92,17 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
         one, other = loader.batch_sampler.sampler.weights
     assert one * np.mean(LENGTHS) == pytest.approx(other * np.mean(LENGTHS[:12]))
     assert 0 < len(decoded) < 12, "those that show the fields, and not all of a shard"
+
+
+@pytest.mark.parametrize("dtype", [">f4", [("a", "<i4"), ("b", ">f8")]])
+def test_arrays_of_any_dtype_are_read_before_and_after_they_are_measured(dtype, tmp_path):
+    np.save(content := io.BytesIO(), np.zeros(3, dtype))
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.extend({"npy": content.getvalue()} for _ in range(3))
+    for path in ("a.tar", "", ""):
+        with dataload.open(tmp_path / path, **({"decode": "auto"} if path else {})) as source:
+            assert [record["npy"].dtype for record in source] == [dtype] * 3
+        measured(tmp_path, options={"decode": "auto"})
 
 
 def test_stale_statistics_are_not_used(shards):

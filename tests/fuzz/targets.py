@@ -53,7 +53,6 @@ from dataload.sources.mds.reader import MDSSource, parse_index
 from dataload.sources.registry import detect
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
-from dataload.sources.tar import index as tar_index
 from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource, WidsSource
@@ -309,7 +308,7 @@ def whole(members):
 
 
 def run_tar_index(data):
-    got = outcome(lambda: tar_index.parse_index(data, "x.idx"))
+    got = outcome(lambda: tar_table.parse_index(data, "x.idx"))
     if isinstance(got, str):
         return
     lines = plain_lines(data, len(got), named=got.keys is not None)

@@ -8,8 +8,8 @@ import pytest
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import scan
-from dataload.sources.tar.index import parse_index
 from dataload.sources.tar.reader import TarSource
+from dataload.sources.tar.table import parse_index
 from dataload.sources.tar.writer import write_index
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* (ends without blocks of zeros|several files for):UserWarning")

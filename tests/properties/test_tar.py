@@ -17,9 +17,9 @@ from dataload.codecs.npz import parse_npy
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import END, Member, build_header, padded, scan
-from dataload.sources.tar.index import build_head, build_line, parse_index
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.samples import group_members, split_name
+from dataload.sources.tar.table import build_head, build_line, parse_index
 from dataload.sources.tar.writer import TarWriter, write_index
 
 

@@ -44,7 +44,7 @@ class ArrayRecordWriterOptions(CodecOptions):
 ARRAY_RECORD = Format(
     name="array_record",
     source="dataload.sources.array_record.reader:ArrayRecordSource",
-    writer="dataload.sources.array_record.writer:ArrayRecordWriter",
+    writer="dataload.sources.array_record.package:ArrayRecordWriter",
     reader_options=ArrayRecordOptions,
     appends=True,
     writer_options=ArrayRecordWriterOptions,
@@ -54,7 +54,7 @@ ARRAY_RECORD = Format(
     split_selection="dataload.sources.array_record.layout:file_of",
     extra="arrayrecord",
     content="bytes",
-    recorded_options="dataload.sources.array_record.writer:find_recorded",
+    recorded_options="dataload.sources.array_record.package:find_recorded",
 )
 
 

@@ -75,7 +75,7 @@ TAR = Format(
     magic="dataload.sources.tar.header:is_tar",
     appends=True,
     key_field=KEY,
-    index_path="dataload.sources.tar.index:index_path",
+    index_path="dataload.sources.tar.table:index_path",
     index_writer="dataload.sources.tar.writer:write_index",
     recorded_options="dataload.sources.tar.table:find_recorded",
 )

@@ -20,9 +20,8 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import decoded, integers, located
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar import KEY
-from dataload.sources.tar.index import index_path
 from dataload.sources.tar.samples import Field, SharedSamples, TarSettings, name_fields, rate_fields
-from dataload.sources.tar.table import load_table, name_from_archive, open_archives
+from dataload.sources.tar.table import index_path, load_table, name_from_archive, open_archives
 from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 

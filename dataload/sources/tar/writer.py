@@ -16,8 +16,8 @@ from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import build_recorded
 from dataload.sources.tar import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
-from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, split_name
+from dataload.sources.tar.table import build_head, build_line, index_path
 from dataload.sources.writer import IndexedWriter, require_fields
 from dataload.storage import Remote, storage_of
 from dataload.storage.errors import write_errors

@@ -9,7 +9,7 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.sources.array_record.layout import BLOCK_SIZE
-from dataload.sources.array_record.writer import build_padding
+from dataload.sources.array_record.package import build_padding
 from dataload.sources.discover import find_destination
 from dataload.sources.options import build_recorded, parse_recorded
 

@@ -33,8 +33,8 @@ from dataload.errors import (
 )
 from dataload.sources.array_record import ArrayRecordOptions
 from dataload.sources.array_record.layout import HASH_KEY, Decompressor, group_size
+from dataload.sources.array_record.package import ArrayRecordWriter
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction, _ArrayRecordFile
-from dataload.sources.array_record.writer import ArrayRecordWriter
 from dataload.storage.core import core
 from dataload.types import BytesColumn
 

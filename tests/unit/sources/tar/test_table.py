@@ -15,9 +15,9 @@ import dataload
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import Member
-from dataload.sources.tar.index import parse_index
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.samples import group_members, name_fields
+from dataload.sources.tar.table import parse_index
 from dataload.sources.tar.writer import encode_field
 from dataload.storage.core import core
 from dataload.storage.local.files import versions_of

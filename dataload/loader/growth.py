@@ -118,7 +118,7 @@ class States:
 
     def of(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
         state = plans.state(cursor, **self._names)
-        return replace(state, parts=self._parts) if state.changes and plans.before is None else state
+        return replace(state, parts=self._parts) if state.changes and plans.before(cursor.epoch) is None else state
 
     def with_changes(self, planner: BatchPlanner, changes: Sequence[Change], *, sends: bool = False) -> BatchPlanner:
         """Return a plan whose mixture has these changes; `sends` if workers have a copy of the plan without them."""

@@ -240,10 +240,10 @@ class Loader(WeightChanges[BatchT]):
         rank, world_size = rank_and_world_size(rank_later=later)
         self._asks_rank = later
         if (rank, world_size) != (self._planner.rank, self._planner.world_size):
-            state, before = self._plans.state(self._start(), source="", order=""), self._plans.before
+            state = self._plans.state(self._start(), source="", order="")
             plan = self._replan(self._source, rank=rank, world_size=world_size)
             self._planner = plan = self._with_changes(plan, state.changes)
-            plans, cursor = self._states.resume(plan, state, before)
+            plans, cursor = self._states.resume(plan, state, self._plans.before(state.epoch))
             self._move(cursor, plans)
             self._upcoming = None if self._upcoming is None else cursor
 

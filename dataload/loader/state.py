@@ -66,7 +66,7 @@ class EpochPlanners:
     def __init__(
         self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None, before: Before | None = None
     ) -> None:
-        self.before: Before | None = before
+        self._before = before
         self._planner = planner
         self._epoch = epoch
         self._shifted = shifted
@@ -74,10 +74,14 @@ class EpochPlanners:
     def of(self, epoch: int) -> BatchPlanner:
         return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
 
+    def before(self, epoch: int) -> Before | None:
+        """Return the records and the order with which an epoch began, if the data set has grown since."""
+        return self._before if epoch == self._epoch else None
+
     def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
         """See `BatchPlanner.sent`; workers do not know the order from before."""
         planner = self.of(epoch)
-        if self.before is not None and epoch == self._epoch:
+        if self.before(epoch) is not None:
             return planner.plans(steps, epoch=epoch)
         return planner.sent(steps, epoch=epoch)
 
@@ -111,8 +115,8 @@ class EpochPlanners:
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         position, mixture = planner.position(cursor.step, epoch=epoch), mixture_of(planner)
         first = planner.position(cursor.first, epoch=epoch)
-        if self.before is not None and epoch == self._epoch:
-            names = dict(self.before.names)
+        if (before := self.before(epoch)) is not None:
+            names = dict(before.names)
         return LoaderState(
             epoch=epoch,
             position=position,

@@ -244,7 +244,7 @@ class WeightChanges(LoaderBase[BatchT]):
         epoch, planner = cursor.epoch, self._plans.of(cursor.epoch)
         self._planner = self._with_changes(self._planner, changes)
         planner = self._with_changes(planner, changes)
-        self._move(cursor, EpochPlanners(self._planner, epoch, planner, self._plans.before))
+        self._move(cursor, EpochPlanners(self._planner, epoch, planner, self._plans.before(epoch)))
 
     def statistics(self) -> Statistics:
         """Return where the time went since the loader was built, and what each source of a mixture has given."""

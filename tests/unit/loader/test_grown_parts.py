@@ -212,6 +212,18 @@ def test_sources_may_grow_and_join_at_once(shards):
     assert any(row >= 20_000 for row in rows)
 
 
+def test_a_source_may_join_in_the_epoch_after_growth(shards):
+    loader = loaders_of(mixed(shards, BEGIN[:2], (1, 2), stop="first"))[0]
+    next(iter(loader))
+    grown = loaders_of(mixed(shards, (5, 4), (1, 2), stop="first"))[0]
+    load([grown], state_of([loader]))
+    epoch_of([iter(grown)])  # as it began
+    grown.change_weights({"a": 1, "b": 1})
+    both = loaders_of(mixed(shards, (5, 4, 3), (1, 2, 0), stop="first"))[0]
+    both.load_state_dict(state_of([grown]))
+    assert rows_of([iter(both)]) == rows_of([iter(grown)])
+
+
 def test_a_loader_with_a_log_names_a_new_file_and_knows_what_it_has(shards, tmp_path):
     options = {"changes": tmp_path / "one.jsonl"}
     loader = loaders_of(mixed(shards, BEGIN), **options)[0]

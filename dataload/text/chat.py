@@ -220,8 +220,8 @@ class Preference(ChatTransform):
 
     Attributes:
         tokenizer: A fast tokenizer of transformers, or the name or directory of one.
-        prompt: The field of the prompt: messages, JSON, or the text of a user's message. If samples do not have it, the
-            prompt is what the chosen and the rejected conversation begin with.
+        prompt: The field of the prompt: messages, JSON, or the text of a user's message. If samples do not have it, or
+            both conversations repeat it, the prompt is what the chosen and the rejected conversation begin with.
         chosen: The field of the preferred answer: messages, JSON, or the text of an assistant's message.
         rejected: The field of the other answer.
         tools: The field of tools, JSON schemas, if the sample has it.
@@ -244,11 +244,10 @@ class Preference(ChatTransform):
         tools = self.tools_of(sample)
         fields = {"chosen": self.chosen, "rejected": self.rejected}
         answers = {which: self._messages(sample, name, "assistant") for which, name in fields.items()}
-        if self.prompt in sample:
-            prompt = self._messages(sample, self.prompt, "user")
-        else:
-            prompt = _common(answers["chosen"], answers["rejected"])
-            answers = {which: answer[len(prompt) :] for which, answer in answers.items()}
+        common = _common(answers["chosen"], answers["rejected"])
+        prompt = self._messages(sample, self.prompt, "user") if self.prompt in sample else common
+        if all(message in common for message in prompt):  # the conversations have it, too, as in UltraFeedback
+            prompt, answers = common, {which: answer[len(common) :] for which, answer in answers.items()}
         if answers["chosen"] == answers["rejected"]:
             raise ConfigError(f"the fields {self.chosen!r} and {self.rejected!r} are equal: nothing is preferred")
         found: dict[str, Array] = {}

@@ -25,6 +25,7 @@ def text_of(transform, sample, prefix=""):
     [
         PAIR,
         {"chosen": PROMPT + CHOSEN, "rejected": PROMPT + REJECTED},
+        {"prompt": PROMPT[0]["content"], "chosen": PROMPT + CHOSEN, "rejected": PROMPT + REJECTED},
         {"prompt": "Where is the sun?", "chosen": "In the sky.", "rejected": "I do not know, and who does?"},
     ],
 )

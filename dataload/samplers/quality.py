@@ -307,7 +307,7 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
         epoch: Number of the epoch, from 0.
 
     Raises:
-        ConfigError: The epoch has no steps, or `shard_lengths` are not numbers of records.
+        ConfigError: The epoch has no steps, or `shard_lengths` are not numbers of records, or fewer than the order's.
 
     Examples:
         >>> from dataload.samplers import BatchSampler, GlobalShuffle
@@ -341,6 +341,9 @@ class BucketFiller:
 
 def judge_order(sample: OrderSample, shards: ShardLayout) -> OrderReport:
     """Return the report on a sample of an epoch."""
+    known, last = int(shards.ends[-1]), int(sample.indices.max(initial=0))
+    if last >= known:
+        raise ConfigError(f"shard_lengths add up to {known}, but the order serves record {last}", key="shard_lengths")
     return OrderReport(
         epoch=sample.epoch,
         records=sample.records,

@@ -317,6 +317,7 @@ FUNCTIONS = [
     (partial(order_report, EMPTY), "the order has no steps to measure"),
     (partial(order_report, EMPTY.with_ranks(origin=3)), "the order has no steps"),
     (partial(order_report, NINE, epoch=-1), "epoch must be an integer >= 0, got -1"),
+    (partial(order_report, NINE, shard_lengths=(4, 4)), "shard_lengths add up to 8, but the order serves record 8"),
     (partial(order_report, NINE, shard_lengths=(10, -1)), "shard_lengths[1] must be an integer >= 0, got -1"),
     *(
         (partial(pool_size_for, (9, 9), 4, q), f"quality must be a number above 0 and below 1, got {q!r}")

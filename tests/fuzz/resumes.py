@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from drive import drive
+from resumable import Resumable
 
 import dataload
 from dataload import Loader, MemorySource
@@ -141,26 +142,8 @@ def stream_of(sequence: range) -> Any:
     return ({"index": i} for i in sequence)
 
 
-class Seekable:
-    """A stream that saves its own position."""
-
-    def __init__(self, sequence: range) -> None:
-        self.items, self.position = sequence, 0
-
-    def __iter__(self) -> "Seekable":
-        return self
-
-    def __next__(self) -> dict[str, int]:
-        if self.position == len(self.items):
-            raise StopIteration
-        self.position += 1
-        return {"index": self.items[self.position - 1]}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
+def seekable(sequence: range) -> Any:
+    return Resumable([*stream_of(sequence)])
 
 
 @cache
@@ -218,7 +201,7 @@ def build(what: Combination, run: Run, rank: int) -> Any:
     if kind == "multistream":
         sequences = [range(start, start + 1 + start % 7) for start in range(0, 120, 8)]
         return MultiStreamLoader(
-            Seekable if what.transform else stream_of, sequences, batch_size=run.batch_size, mode=mode,
+            seekable if what.transform else stream_of, sequences, batch_size=run.batch_size, mode=mode,
             chunk=1 + what.seed % 3, ends=("next", "pad", "drop")[what.seed % 3], num_workers=run.num_workers,
             **{**common, "epochs": what.epochs if mode == "split" else None}, **ranks,
         )  # fmt: skip

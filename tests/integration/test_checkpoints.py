@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs import require, run_job  # tests/support
+from resumable import Resumable
 
 import dataload
 from dataload.samplers import GlobalShuffle
@@ -80,26 +81,14 @@ def test_a_distributed_checkpoint_of_two_ranks_continues_on_three(tmp_path):
     assert steps(3, lambda rank: CRASH_AFTER if rank < 2 else 0) == expected[16:]
 
 
-class CountingStream:
+class Renaming(Resumable):
     """A stream whose state has other keys at each record."""
 
-    def __init__(self, sequence):
-        self.records, self.next = sequence, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.next == self.records:
-            raise StopIteration
-        self.next += 1
-        return {"x": self.next}
-
     def state_dict(self):
-        return {f"after {self.next}": {"next": self.next}}
+        return {f"after {self.at}": {"next": self.at}}
 
     def load_state_dict(self, state):
-        self.next = next(iter(state.values()))["next"]
+        self.at = next(iter(state.values()))["next"]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -111,7 +100,7 @@ def test_a_distributed_checkpoint_keeps_states_of_any_shape(tmp_path, monkeypatc
     from dataload.torch import JsonState
 
     def streams():
-        return MultiStreamLoader(CountingStream, [5, 6, 7], batch_size=2, mode="split")
+        return MultiStreamLoader(Renaming, [range(1, n) for n in (6, 7, 8)], batch_size=2, mode="split")
 
     def records():
         return dataload.Loader(dataload.RangeSource(40), batch_size=8, shuffle=True, num_workers=2)

@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from resumable import Resumable
 from samples import sampled
 
 from dataload import StateMismatchError
@@ -24,28 +25,6 @@ def workers(count):
     return {"num_workers": count, **({"multiprocessing_context": "fork", "timeout": 60} if count else {})}
 
 
-class Counter:
-    """An iterator with a state."""
-
-    def __init__(self, numbers):
-        self.numbers, self.at = numbers, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == len(self.numbers):
-            raise StopIteration
-        self.at += 1
-        return self.numbers[self.at - 1]
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
 class Shared(data.IterableDataset):
     """Numbers that the workers share, without a state."""
 
@@ -62,7 +41,7 @@ class Shared(data.IterableDataset):
 
 class WithIterator(Shared):
     def __iter__(self):
-        return Counter(self.numbers())
+        return Resumable(self.numbers())
 
 
 class WithState(Shared):

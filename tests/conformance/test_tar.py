@@ -31,9 +31,7 @@ class TestTar(FormatSuite):
     """Archives without an index, in bytes; the end of the file is as good an end as the blocks of zeros."""
 
     source, keyed = TarSource, True
-    traits = SourceTraits(
-        **SHAPE, value_types=(bytes,), notices_cuts=False, corruptions=("flip_header", "cut_in_a_member")
-    )
+    traits = SourceTraits(**SHAPE, value_types=(bytes,), notices_cuts=False, corruptions=("flip_header", "cut_member"))
 
     def write(self, path, records):
         write_archive(path, records)

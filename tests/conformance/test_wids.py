@@ -18,9 +18,7 @@ class TestWids(FormatSuite):
     )
 
     def write(self, path, records):
-        named = [
-            (f"{index:06d}.{name}", value) for index, record in enumerate(records) for name, value in record.items()
-        ]
+        named = [(f"{row:06d}.{name}", value) for row, record in enumerate(records) for name, value in record.items()]
         archive = pack(path.parent / f"{path.name}.tar", named)
         shard = {"url": archive.name, "nsamples": len(records)}
         path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]}))

@@ -59,9 +59,7 @@ def digests(path: str, name: str, given: tuple[str, int, int], workers: dict[str
     ):
         for _ in range(given[2]):
             for batch in loader:
-                yield hashlib.sha256(
-                    b"".join(np.asarray(batch[field]).tobytes() for field in sorted(batch))
-                ).hexdigest()
+                yield hashlib.sha256(b"".join(np.asarray(batch[name]).tobytes() for name in sorted(batch))).hexdigest()
 
 
 def run_job(connection: Any, *given: Any, **options: Any) -> None:

@@ -253,9 +253,7 @@ def _hash(data: bytearray) -> bytes:
 def tar_fields(data: bytes) -> list[Field]:
     """Return the digits of sizes and the flags of types."""
     headers = [start for start in range(0, len(data) - 511, 512) if data[start + 257 : start + 262] == b"ustar"]
-    return [
-        (start + at, width) for start in headers for at, width in ((124, 8), (128, 4), (132, 2), (134, 1), (156, 1))
-    ]
+    return [(at + n, width) for at in headers for n, width in ((124, 8), (128, 4), (132, 2), (134, 1), (156, 1))]
 
 
 def tar_repair(data: bytearray) -> None:

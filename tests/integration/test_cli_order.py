@@ -317,9 +317,7 @@ def test_the_facts_of_streams_are_those_of_the_batches(streams, overrides, epoch
     assert report["run_records"] == pytest.approx(valid[:, continues].sum() / begins)
     assert report["run_steps"] == pytest.approx(valid[:, continues].any(axis=2).sum() / begins)
     assert report["filler"] == pytest.approx(1 - valid.mean())
-    assert report["per_batch"] == pytest.approx(
-        np.mean([len(set(ids) - {-1}) for ids in columns["stream_id"].tolist()])
-    )
+    assert report["per_batch"] == pytest.approx(np.mean([len({*ids} - {-1}) for ids in columns["stream_id"].tolist()]))
     assert (report["sequences"], report["shortest"], report["longest"]) == (7, 1, 40)
     counts = np.bincount(columns["index"].reshape(valid.shape)[valid], minlength=100)
     assert report["multiplicity"]["repeated"] == np.count_nonzero(counts > 1)

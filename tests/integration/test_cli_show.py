@@ -241,9 +241,7 @@ def test_a_page_shows_what_is_learnt_in_colour(record, kinds):
         file.write(json.dumps(record) + "\n")
     show("chat.jsonl", "--records", "0:1", "--html", "page.html")
     page = Parsed("page.html")
-    spans = [
-        attributes.get("class", "") for attributes in page.all("span") if "mono" not in attributes.get("class", "")
-    ]
+    spans = [given.get("class", "") for given in page.all("span") if "mono" not in given.get("class", "")]
     assert spans == kinds
     text = page.text
     assert ("labels" in text, "attention_mask" in text) == (len(kinds) > 4, False)

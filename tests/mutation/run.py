@@ -438,10 +438,7 @@ def by_name(path: str, among: list[str]) -> list[str]:
             score = len(of_names) + (module.stem.strip("_") in of_names) + sum(each in text for each in imports)
             alike[file.relative_to(ROOT).as_posix()] = score
     return (
-        sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file.count("/"), file))[
-            :MOST_FILES
-        ]
-        + ALWAYS
+        sorted(filter(alike.get, alike), key=lambda file: (-alike[file], file.count("/"), file))[:MOST_FILES] + ALWAYS
     )
 
 

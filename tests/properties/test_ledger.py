@@ -17,9 +17,7 @@ from dataload.convert.measuring import measure
 from dataload.sources.memory import MemorySource
 
 JOB = Job("run", "plan")
-FOUND = measure(
-    MemorySource([{"x": np.arange(n, dtype=np.float32), "label": n % 2, "text": "a" * n} for n in (1, 2, 3)])
-)
+FOUND = measure(MemorySource([{"x": np.arange(n, dtype=np.float32), "label": n % 2, "t": "a" * n} for n in (1, 2, 3)]))
 WHOLE = ShardFacts(
     "a-0.syr",
     10,

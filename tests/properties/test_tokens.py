@@ -42,9 +42,7 @@ def batch_of(source):
     """All records as lists, by way of read_batch, which must say the same as read and iteration."""
     batch = source.read_batch(np.arange(len(source)))
     for row, record in enumerate(source):
-        assert {name: value.tolist() for name, value in record.items()} == {
-            n: c[row].tolist() for n, c in batch.items()
-        }
+        assert {n: value.tolist() for n, value in record.items()} == {n: c[row].tolist() for n, c in batch.items()}
     return {name: column.tolist() for name, column in batch.items()}
 
 
@@ -64,9 +62,7 @@ def test_windows_equal_the_slow_model(folder, data):
     parts = [[tokens] if by == "file" else documents_of(tokens, 0) for tokens in files]
     options = {"end_token": 0} if by == "end token" else {}
     if by == "starts":
-        options["documents"] = [
-            np.cumsum([0, *map(len, part)])[: data.draw(st.sampled_from([-1, None]))] for part in parts
-        ]
+        options["documents"] = [np.cumsum([0, *map(len, part)])[: data.draw(st.none() | st.just(-1))] for part in parts]
     source = TokenSource(paths, window=window, stride=stride, ends=ends, dtype=dtype, pad_token=PAD, **options)
     step = stride or max(1, window - 1)
     wanted = [[windows_of(document, window, step, ends) for document in part] for part in parts]

@@ -86,11 +86,7 @@ def test_it_is_not_hashable_and_its_views_are_read_only():
     assert repr(column) == "BytesColumn(2 values, 2 bytes)"
 
 
-@given(
-    texts=st.lists(
-        st.text(alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("ab")), max_size=4)
-    )
-)
+@given(texts=st.lists(st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("ab")), max_size=4)))
 def test_a_column_of_texts_is_their_list(texts):
     data = [text.encode() for text in texts]
     block = np.frombuffer(b"".join(data), np.uint8)

@@ -67,9 +67,7 @@ def test_touches_are_those_of_a_walk_over_every_position(data):
     if not job.planner.steps(epoch):
         return
     found = touches(job, range(job.nodes), epoch)
-    rows = zip(
-        *(column.tolist() for column in (found.node, found.shard, found.first, found.last, found.rows)), strict=True
-    )
+    rows = zip(*(each.tolist() for each in (found.node, found.shard, found.first, found.last, found.rows)), strict=True)
     assert {(node, shard): (*steps,) for node, shard, *steps in rows} == walked(job, epoch)
 
 

@@ -292,9 +292,7 @@ def test_the_json_schema_is_one():
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert "required" not in schema, "what is required depends on the kind of sampler"
     assert schema["additionalProperties"] is False
-    described = [
-        p for section in schema["$defs"].values() for name, p in section["properties"].items() if name != "kind"
-    ]
+    described = [p for each in schema["$defs"].values() for name, p in each["properties"].items() if name != "kind"]
     assert not [p for p in described if p["description"].endswith("None")], "editors show what a key means"
 
 

@@ -199,9 +199,7 @@ def test_groups_without_a_match_are_not_read(tmp_path, monkeypatch):
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
     source, real, read = dataload.open(tmp_path / "a.parquet"), parquet._ParquetFile._raw, []
-    monkeypatch.setattr(
-        parquet._ParquetFile, "_raw", lambda self, group, name: read.append(group) or real(self, group, name)
-    )
+    monkeypatch.setattr(parquet._ParquetFile, "_raw", lambda *given: read.append(given[1]) or real(*given))
     for condition, groups, count in (
         (field("n") == 33, {3}, 1),
         (field("n").isin([5, 95]), {0, 9}, 2),

@@ -504,9 +504,7 @@ def ranks_of(world, mode, rows=4):
 def steps_of(ranks, count):
     """Steps of all ranks, with their rows as one rank has them."""
     for batches in zip(*(map(plain, itertools.islice(loader, count)) for loader in ranks), strict=True):
-        yield {
-            name: [v for values in zip(*(b[name] for b in batches), strict=True) for v in values] for name in batches[0]
-        }
+        yield {name: [v for some in zip(*(b[name] for b in batches), strict=True) for v in some] for name in batches[0]}
 
 
 @pytest.mark.parametrize("mode", ["independent", "split"])

@@ -153,12 +153,7 @@ class Short(data.IterableDataset):
 
 def test_a_worker_that_ends_is_not_a_step():
     with DataLoader(Short(), batch_size=2, **workers(2)) as loader:
-        assert [(loader.step, batch.tolist()) for batch in loader] == [
-            (1, [0, 1]),
-            (2, [0, 1]),
-            (3, [2, 3]),
-            (4, [4, 5]),
-        ]
+        assert [(loader.step, b.tolist()) for b in loader] == [(1, [0, 1]), (2, [0, 1]), (3, [2, 3]), (4, [4, 5])]
 
 
 def test_states_may_come_from_every_few_steps():

@@ -13,9 +13,7 @@ def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
 def test_parts_go_on_over_epochs_of_the_first():
     """Epochs of six steps of two rows: a part of 18 chunks comes to its end every three half epochs."""
     mixture = RowMixture(parts=(part("split"), part(lengths=[18])))
-    passes = np.concatenate([plan.indices[2:] for epoch in range(6) for plan in plans_of(mixture, epoch)]).reshape(
-        4, 18
-    )
+    passes = np.concatenate([plan.indices[2:] for e in range(6) for plan in plans_of(mixture, e)]).reshape(4, 18)
     assert np.sort(passes, axis=1).tolist() == [list(range(18))] * 4
     assert len({tuple(each) for each in passes.tolist()}) == 4
     endless = RowMixture(parts=(part("independent", epoch_steps=2), part("independent", seed=1)))

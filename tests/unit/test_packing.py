@@ -51,7 +51,7 @@ def test_pad_values_of_packed_rows_by_field():
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 0]]
     with pytest.warns(UserWarning, match="padding fills the integer fields labels, tokens with 0"):
         Pack()(samples, rows)
-    with pytest.raises(ConfigError, match="pad_value names 'lables', which is not a padded field: .* mean 'labels'"):
+    with pytest.raises(ConfigError, match=r"pad_value names 'lables', which is not a padded field: .* mean 'labels'"):
         Pack({"lables": -100})(samples, rows)
     with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, but its dtype int16"):
         Pack(40000)([{"labels": np.arange(3, dtype=np.int16)}], rows)

@@ -343,7 +343,7 @@ def test_streams_follow_videos(four, executor, workers):
     images = {name: decoded(four / f"{name}.mp4")[0] for name in "abcd"}
     for found in (batches, streamed):
         followed = np.hstack([np.reshape(batch["__key__"], (2, -1)) for batch in found]).tolist()
-        assert sorted(sum(followed, [])) == sorted(f"{name}/{number}" for name in "abcd" for number in range(60))
+        assert sorted([*followed[0], *followed[1]]) == sorted(f"{name}/{n}" for name in "abcd" for n in range(60))
         for keys in followed:
             assert [key[2:] for key in keys] == [f"{number}" for number in range(60)] * 2
         for batch in found:

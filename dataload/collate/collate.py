@@ -241,6 +241,9 @@ class Collate:
         return batch
 
     def _collate_tuples(self, samples: list[tuple[Any, ...]], name: str) -> tuple[Any, ...]:
+        for row, sample in enumerate(cast("list[Any]", samples)):
+            if not isinstance(sample, (tuple, list)):
+                raise unequal(name, 0, "tuple", row, type(sample).__name__)
         lengths = {len(sample) for sample in samples}
         if len(lengths) > 1:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)

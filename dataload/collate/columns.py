@@ -51,7 +51,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
                 nested.setdefault(name, []).append((where, column))
             elif (
                 isinstance(target, (list, dict))
-                or isinstance(column, (list, dict, BytesColumn))
+                or isinstance(column, (list, dict, tuple, BytesColumn))
                 or column.shape[1:] != target.shape[1:]
                 or column.dtype != target.dtype
             ):
@@ -81,7 +81,8 @@ def _by_name(batch: Any) -> Batch:
 
 
 def _kind(column: Any) -> str:
-    return "not an array" if isinstance(column, (list, dict, BytesColumn)) else f"{column.dtype} {column.shape[1:]}"
+    is_array = not isinstance(column, (list, dict, tuple, BytesColumn))
+    return f"{column.dtype} {column.shape[1:]}" if is_array else "not an array"
 
 
 def _column_like(column: Any, rows: int) -> Any:

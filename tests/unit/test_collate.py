@@ -92,6 +92,8 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
         ([{"x": np.ma.array([1, 2], mask=[0, 1])}], r"field 'x': some values are masked: fill them first"),
         ([{"x": type("Unlike", (), {"__array__": lambda _: int("")})()}], "numpy cannot hold this Unlike .*: convert"),
         ([(1,), (1, 2)], r"samples are tuples of different lengths: \[1, 2\]"),
+        ([{"x": (1, 2)}, {"x": None}], "field 'x': row 0 is tuple, row 1 is NoneType"),
+        ([{"x": (1, 2)}, {"x": {"a": 1, "b": 2}}], "field 'x': row 0 is tuple, row 1 is dict"),
     ],
 )
 def test_samples_that_do_not_stack_are_named(samples, message):
@@ -303,6 +305,8 @@ def test_integers_of_64_bits_are_not_rounded():
         ([2, {"x": np.zeros((1, 3))}], [0, {"x": np.zeros((1, 4))}], r"'x': row 2 is float64 \(3,\), row 0 is float64"),
         ([0, {"x": np.zeros(1)}], [1, {"x": np.zeros(1, F32)}], r"row 0 is float64 \(\), row 1 is float32 \(\)"),
         ([0, {"x": ["a"]}], [1, {"x": np.zeros(1)}], r"row 0 is not an array, row 1 is float64 \(\)"),
+        ([0, {"x": np.zeros(1)}], [1, {"x": (np.zeros(1),)}], r"row 0 is float64 \(\), row 1 is not an array"),
+        ([0, {"x": ["a"]}], [1, {"x": (np.zeros(1),)}], "row 0 is not an array, row 1 is not an array"),
     ],
 )
 def test_scatter_columns_names_parts_that_differ(first, second, message):

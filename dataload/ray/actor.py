@@ -81,7 +81,7 @@ class NodeAhead:
         """Read ahead of a task, which this actor makes now; not at all without `nodes`, as another actor does."""
         if self._source is None or not isinstance(task, StepRange) or task.plans is not None:
             return
-        if nodes != self._nodes or task.epoch < self._last[0]:
+        if nodes != self._nodes or (task.epoch, task.start) < self._last:  # or a state was loaded
             self.close()
             self._nodes, self._coming = nodes, deque()
             if nodes:

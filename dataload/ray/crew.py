@@ -30,6 +30,7 @@ UNKNOWN = WorkerPosition(-1, -1, -1)
 _FAILED_STARTS, _START_PAUSE = 5, 0.5  # Ray may not have noticed yet that a node or a named actor is gone
 _IDLE_SECONDS = 30.0  # after which an actor that is not wanted any more ends
 _REPORT_SECONDS = 0.5
+_SETTLE_SECONDS = 10.0  # without another node, after which the shards are divided although actors start
 _AVOIDED_SECONDS = 30.0  # a node that does not answer
 
 
@@ -75,7 +76,7 @@ class Crew:
         self._leaders: dict[str, Actor] = {}  # of each node the one that reads ahead
         self.starting: list[Actor] = []
         self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
-        self._avoids_until = 0.0
+        self._avoids_until = self._settles_at = 0.0
         self._check_room()
 
     def _check_room(self) -> None:
@@ -122,7 +123,9 @@ class Crew:
                 self._end(actor)
         self._usable = [each for each in self.actors if each.number in self._wanted]
         self._leaders = {each.node: each for each in reversed(self.actors)}
-        self.nodes = tuple(sorted(self._leaders))
+        nodes = tuple(sorted(self._leaders))
+        if nodes != self.nodes:
+            self.nodes, self._settles_at = nodes, now + _SETTLE_SECONDS
         return lost
 
     def _those_done(self, actors: Sequence[Actor], result: str) -> list[Actor]:
@@ -172,7 +175,9 @@ class Crew:
 
     def nodes_for(self, actor: Actor) -> tuple[str, ...]:
         """Return the nodes among which the shards are divided, if this actor reads ahead for its own."""
-        return self.nodes if self._leaders.get(actor.node) is actor and not self.starting else ()
+        # More nodes may soon have actors; but where Ray lacks CPUs for all actors, some never start.
+        is_settled = not self.starting or monotonic() > self._settles_at
+        return self.nodes if self._leaders.get(actor.node) is actor and is_settled else ()
 
     def choose(self, in_flight: int | None, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
         """Return the actor for the next task: on its home, and not on a node to be avoided, if that is possible.
@@ -180,10 +185,10 @@ class Crew:
         Of `in_flight` tasks each actor has about its share, so that those that start later find some; None ignores it.
         """
         room = sys.maxsize if in_flight is None else 1 + -(-in_flight // max(1, self.size))
-        best = home(self.nodes)
         first = min(self._usable, key=attrgetter("turn"), default=None)  # it has the fewest tasks
         if first is None or len(first.tasks) >= room:
             return None
+        best = home(self.nodes)
         if not (best or avoided):
             return first
         free = [each for each in self._usable if len(each.tasks) < room]

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty, stack_alike, to_array
 from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
-from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, unequal
+from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, require_text, unequal
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
 
@@ -212,7 +212,7 @@ class Collate:
         policy = self.policies.get(name, "stack")
         if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
             if policy != "list" and isinstance(first, str):
-                _require_text(samples, name)
+                require_text(samples, name)
             return samples
         if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
             return _ragged(samples, name, levels)
@@ -334,12 +334,6 @@ def _integers(values: list[int], name: str) -> Array:
         return np.array(values, np.uint64)
     message = f"{describe_field(name)} holds {max(values, key=abs)}, and a column of integers has 64 bits"
     raise ConfigError(f"{message}: set a collate policy for it: list", key=name or None)
-
-
-def _require_text(values: list[Any], name: str) -> None:
-    if any(not issubclass(kind, (str, type(None))) for kind in set(map(type, values))):
-        row = next(row for row, value in enumerate(values) if not isinstance(value, (str, type(None))))
-        raise unequal(name, 0, "str", row, type(values[row]).__name__)
 
 
 def _ragged(values: list[Any], name: str, levels: int) -> Ragged:

@@ -61,12 +61,16 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
             else:
                 target[where] = column
     for name, parts in lazy.items():
-        if sum(len(column) for _, column in parts) == rows:
-            out[name] = type(parts[0][1]).scattered(parts, rows)
+        kinds = {type(column) for _, column in parts}
+        if len(kinds) == 1 and sum(len(column) for _, column in parts) == rows:
+            out[name] = kinds.pop().scattered(parts, rows)
             continue
-        for where, column in parts:  # other pieces are lists
+        for where, column in parts:  # other pieces are lists, or bytes beside text
             for row, value in zip(where.tolist(), column, strict=True):
                 out[name][row] = value
+    for name, column in out.items():
+        if isinstance(column, list) and rows and isinstance(column[0], str):
+            require_text(cast("list[Any]", column), name)
     out |= {name: scatter_columns(parts, rows) for name, parts in nested.items()}
     if issubclass(kind, dict):
         return out
@@ -153,6 +157,13 @@ def unequal(name: str, row: int, one: str, other_row: int, other: str) -> Config
     remedy = "give it one type in a transform" if one_shape else "set a collate policy for it: pad, ragged or list"
     message = f"cannot stack {describe_field(name)}: row {row} is {one}, row {other_row} is {other}; {remedy}"
     return ConfigError(message, key=name or None)
+
+
+def require_text(values: list[Any], name: str) -> None:
+    """Raise a ConfigError unless all values of a field, the first of which is text, are text or None."""
+    if any(not issubclass(kind, (str, type(None))) for kind in set(map(type, values))):
+        row = next(row for row, value in enumerate(values) if not isinstance(value, (str, type(None))))
+        raise unequal(name, 0, "str", row, type(values[row]).__name__)
 
 
 def describe_field(name: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from dataload.collate import Collate, Pad, Ragged, default_collate, empty_like, scatter_columns
 from dataload.errors import ConfigError, SourceError
 from dataload.testing.compare import difference, overwrite
+from dataload.types import BytesColumn, TextColumn
 
 
 def equal(got, want):
@@ -296,6 +297,10 @@ def test_integers_of_64_bits_are_not_rounded():
     equal(default_collate([-(2**63), 1]), np.array([-(2**63), 1]))
 
 
+def packed(kind):
+    return kind.packed(np.frombuffer(b"a", np.uint8), np.ones(1, np.int64))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -307,6 +312,7 @@ def test_integers_of_64_bits_are_not_rounded():
         ([0, {"x": ["a"]}], [1, {"x": np.zeros(1)}], r"row 0 is not an array, row 1 is float64 \(\)"),
         ([0, {"x": np.zeros(1)}], [1, {"x": (np.zeros(1),)}], r"row 0 is float64 \(\), row 1 is not an array"),
         ([0, {"x": ["a"]}], [1, {"x": (np.zeros(1),)}], "row 0 is not an array, row 1 is not an array"),
+        ([1, {"x": packed(BytesColumn)}], [0, {"x": packed(TextColumn)}], "'x': row 0 is str, row 1 is bytes; give it"),
     ],
 )
 def test_scatter_columns_names_parts_that_differ(first, second, message):

@@ -1,5 +1,6 @@
 import itertools
 import os
+from typing import ClassVar
 
 import numpy as np
 from format_suite import FormatSuite
@@ -27,3 +28,17 @@ class TestConcat(FormatSuite):
     def open(self, path):
         names = sorted(os.listdir(path)) if path.exists() else ["data"]
         return ConcatSource([SyrahSource(path / name) for name in names])
+
+
+class TestSlice(FormatSuite):
+    traits = SourceTraits(suffix=".syr", value_types=(np.ndarray, bytes, str))
+    expected_failures: ClassVar[dict[str, str]] = {
+        "check_construction_opens_nothing": "a slice asks its parent for the length"
+    }
+
+    def write(self, path, records):
+        with SyrahWriter(path) as writer:
+            writer.extend([*records[:1] * 2, *records, *records[:1]])
+
+    def open(self, path):
+        return SyrahSource(path)[2:-1]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from command_line import run
 from resumable import Resumable
 
 import dataload
@@ -599,6 +600,17 @@ def write():
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
         sections.append(f' "{title}": {{\n{rows}\n }}')
     GOLDEN.write_text("{\n" + ",\n".join(sections) + "\n}\n")
+
+
+CONFIGS = sorted(Path(__file__).parent.glob("certificates/*.toml"))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=[config.stem for config in CONFIGS])
+def test_batches_are_those_that_version_0_1_certified(config):
+    result = run("certify", config, "--check", config.with_suffix(".json"))
+    assert result.exit_code == 0, result.output
+    assert "the same batches, bit for bit" in result.output
+    assert "certified by dataload 0.1" in result.output
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each process of a job gets of `dataload.torch.statistics`; run by test_rank_statistics.py.
+"""What each process of a job gets of `dataload.torch.statistics`; run by test_ranks.py.
 
 Arguments: folder. The last rank reads slowly, or, in a second call, has ended.
 """

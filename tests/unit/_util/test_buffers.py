@@ -1,4 +1,4 @@
-"""The pool lends memory again only when nobody holds any view of it."""
+"""The pool lends memory again only when nobody holds any view of it; rows that are stacked."""
 
 import gc
 import platform
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dataload._util.arrays import BufferPool
+from dataload._util.arrays import BufferPool, split_rows, stack_alike
 
 BIG = (256, 1024)  # a megabyte of float32
 MIB = 1 << 20
@@ -93,3 +93,48 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_the_memory_of_samples_stays_with_the_process():
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) < 5 * 20 * 64 / 10  # there are 64 pages in a sample, which would all fault each time
+
+
+F32 = np.float32
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.ones(3, F32), np.zeros(3, F32)],
+        [np.ones((2, 3)), np.asfortranarray(np.zeros((2, 3)))],
+        [np.ones((0, 2)), np.ones((0, 2))],
+        [np.array(1), np.array(2)],
+        [F32(1), F32(2)],
+        [np.bool_(True), np.bool_(False)],
+        [np.arange(3, dtype="l"), np.arange(3, dtype="q")],
+    ],
+)
+def test_alike(values):
+    stacked = stack_alike(values)
+    assert (stacked.dtype, stacked.tolist()) == (np.stack(values).dtype, np.stack(values).tolist())
+
+
+NOT_ALIKE = [
+    *([np.ones(3), np.zeros(3, F32)], [np.ones(3, np.int64), np.zeros(3, np.int8)]),  # numpy would convert
+    *([np.ones(3), np.ones(2)], [np.ones((2, 3)), np.ones((2, 4))]),
+    [np.ones((2, 3)), np.ones((3, 3)), np.ones((1, 3))],  # as many values as if they were alike
+    *([np.ones(2), np.ones((2, 1))], [np.ones(1), np.array(1.0)], [np.array(1.0), np.ones(1)]),
+    *([np.array(1.0), np.array(1.0, F32)], [F32(1), np.float64(1)], [F32(1), np.array(1, F32)]),
+    *([np.timedelta64(1, "s"), np.timedelta64(1, "ms")], [np.ones(2, ">f4")] * 2, [np.array([None])] * 2),
+    *([np.array(["a"])] * 2, [np.ma.masked_array([1, 2])] * 2, [np.asfortranarray(np.ones((2, 3)))] * 2),
+    *(["a", "b"], [[1], [2]]),
+]
+
+
+@pytest.mark.parametrize("values", NOT_ALIKE, ids=repr)
+def test_not_alike(values):
+    assert stack_alike(values) is None
+
+
+def test_rows_are_arrays_or_items():
+    assert [type(row) for row in split_rows(np.arange(2))] == [np.ndarray] * 2
+    assert split_rows(["a", "b"]) == ["a", "b"]
+    column = np.arange(6).reshape(3, 2)
+    split_rows(column)[1][:] = 7
+    assert column.tolist() == [[0, 1], [7, 7], [4, 5]]

@@ -1,4 +1,4 @@
-"""Batches as tensors that share memory; sources in torch's own DataLoader."""
+"""Batches as tensors that share memory; sources in torch's own DataLoader; states as single values of a checkpoint."""
 
 import importlib
 import sys
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, Ragged
+from dataload import ConfigError, Loader, MemorySource, Ragged, RangeSource, StateMismatchError
 from dataload.errors import DataloadError
 from dataload.samplers import GlobalShuffle
 from dataload.streams import MultiStreamLoader
 
 torch = pytest.importorskip("torch")
 
-from dataload.torch import DeviceLoader, SourceDataset, check_ranks, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch import DeviceLoader, JsonState, SourceDataset, check_ranks, distributed_place, to_tensors  # noqa: E402
 
 
 @pytest.fixture
@@ -246,3 +246,30 @@ def test_changes_of_weights_are_compared(compared):
     message = r"changes of weights: 'step 1 of epoch 0 \([0-9a-f]{6}\)' in process 0; 'none' in process 1"
     with pytest.raises(ConfigError, match=message):
         check_ranks(loader)
+
+
+def test_the_state_is_one_text():
+    loader, resumed = (Loader(RangeSource(9), batch_size=2) for _ in range(2))
+    next(iter(loader))
+    (text,) = JsonState(loader).state_dict().values()
+    assert isinstance(text, str)
+    JsonState(resumed).load_state_dict({"json": text})
+    assert resumed.state_dict() == loader.state_dict()
+    assert repr(JsonState(loader)) == f"JsonState({loader!r})"
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ({}, r"the keys \[\]"),
+        ({"json": 3}, "3"),
+        ({"json": "{"}, "'{'"),
+        ({"json": "null"}, "'null'"),
+        ({"json": "x" * 200}, r"'x{59} \.\.\.\(122 characters\)\.\.\. x{19}'"),
+        ({1: 2, "a": 3}, r"the keys \[1, 'a'\]"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(state, found):
+    message = f"this is not a state of a JsonState: expected a dict as JSON text under 'json', found {found}$"
+    with pytest.raises(StateMismatchError, match=message):
+        JsonState(Loader(RangeSource(9), batch_size=2)).load_state_dict(state)

@@ -1,7 +1,8 @@
-"""The one table of jobs: what a run does at a destination where an earlier one may have been."""
+"""The one table of jobs, and attempts of their parts."""
 
 import pytest
 
+from dataload.jobs.engine import attempt, value_of
 from dataload.jobs.run import Mode, decide
 
 ASKED = {
@@ -39,3 +40,22 @@ def test_the_table(found, asked, taken, shared):
 
 def test_an_engine_goes_on_with_as_many_parts():
     assert decide(Mode(resume=True), "parts", same=True, taken=True, shared=False) == "go on"
+
+
+@pytest.mark.parametrize("units", [(), (3, 7)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_attempt(units, fails):
+    def task(*, part, progress):
+        for done in units:
+            progress(done, 9)
+        return 1 / 0 if fails else part
+
+    reported = []
+    outcome = attempt(task, (2, 5), reported.append)
+    assert (outcome.done, reported) == (max(units, default=0), [*units])
+    if not fails:
+        assert value_of(outcome, (2, 5)) == (2, 5)
+        return
+    with pytest.raises(ZeroDivisionError) as caught:
+        value_of(outcome, (2, 5), " on a node")
+    assert caught.value.__notes__[-1] == "It was raised in part 2/5 on a node."

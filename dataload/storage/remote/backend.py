@@ -8,10 +8,10 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ _MOST_TURNS = 10  # times the time-out that a thread waits for room while others
 _FEWEST_LISTED = 100  # a LIST answers for 1,000 objects
 _SHARE_OF_HOME = 1 / 10  # of its free bytes, for the default cache directory
 
+T = TypeVar("T")
+
 
 class RemoteStorage:
     """Files at URLs. Adds the versions and listings that it learns to `remote`."""
@@ -80,13 +82,23 @@ class RemoteStorage:
                 continue
             matches = re.compile(fnmatch.translate(part)).fullmatch
             hidden = part.startswith(".")
+            found = [path for path in found if self._remote.versions.get(path) is None]  # objects are no directories
             found = [
                 join(path, name)
-                for path in found
-                for name in self._names(path)
+                for path, names in zip(found, self._each(self._names, found), strict=True)
+                for name in names
                 if matches(name) and (hidden or not name.startswith("."))
             ]
-        return sorted(path for path in found if has_wildcards(parts[-1]) or self.exists(path))
+        if not has_wildcards(parts[-1]):
+            found = [path for path, exists in zip(found, self._each(self.exists, found), strict=True) if exists]
+        return sorted(found)
+
+    def _each(self, call: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+        """Return what a call returns for each path, concurrently for several."""
+        if len(paths) < 2:
+            return [*map(call, paths)]
+        with DaemonThreads(min(len(paths), self._remote.options.connections)) as pool:
+            return [*pool.map(call, paths)]
 
     def size(self, path: str) -> int:
         if self.is_directory(path):
@@ -331,9 +343,7 @@ class RemoteStorage:
             if count >= _FEWEST_LISTED and not is_web_url(directory):
                 self._names(directory)
         unknown = [path for path in unknown if path not in self._remote.versions]
-        if len(unknown) > 1:
-            with DaemonThreads(min(len(unknown), self._remote.options.connections)) as pool:
-                list(pool.map(self._version, unknown))
+        self._each(self._version, unknown)
         return [self.version(path) for path in paths]
 
     def budget(self) -> int:

@@ -13,6 +13,7 @@ from dataload.sources.tar.writer import write_index
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.paths import is_web_url
 from dataload.storage.remote.cache import CacheFullError
+from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Board, Coming
@@ -80,6 +81,19 @@ PATTERNS = {
 def test_patterns(root):
     for pattern, found in PATTERNS.items():
         assert opened(root).glob(f"{root}/{pattern}") == [f"{root}/{name}" for name in found], pattern
+
+
+@pytest.mark.parametrize(("pattern", "method"), [("b/*/*.tar", "list"), ("b/*/y.tar", "head")])
+def test_patterns_of_many_directories_are_asked_for_together(root, pattern, method, monkeypatch):
+    real, both = getattr(ObjectClient, method), threading.Barrier(2)
+
+    def asked(client, url, key):
+        if key.count("/"):
+            both.wait(10)
+        return real(client, url, key)
+
+    monkeypatch.setattr(ObjectClient, method, asked)
+    assert len(opened(root).glob(f"{root}/{pattern}")) == 2
 
 
 def test_reading(root):

@@ -78,10 +78,7 @@ class TestSyrahByHand(FormatSuite):
 
     def expected(self, records):
         """The original format keeps no shapes."""
-        return [
-            {name: value if isinstance(value, str) else value.ravel() for name, value in record.items()}
-            for record in records
-        ]
+        return [{n: v if type(v) is str else v.ravel() for n, v in record.items()} for record in records]
 
 
 @pytest.mark.slow_suite

@@ -24,19 +24,8 @@ from resumable import Resumable
 
 import dataload
 from dataload import Loader, MemorySource
-from dataload.samplers import (
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import BucketBatchSampler, Mixture, PackedBatchSampler, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.sources import ConcatSource
 from dataload.streams import MultiStreamLoader, StreamSampler
 from dataload.testing.compare import difference

@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 
 from dataload._util.randomness import ORDER_VERSION
-from dataload.samplers import (
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import Mixture, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.streams import RowMixture, StreamSampler
 
 GOLDEN = Path(__file__).with_name("orders.json")

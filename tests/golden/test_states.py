@@ -26,20 +26,8 @@ from resumable import Resumable
 import dataload
 from dataload.compat import webdataset
 from dataload.compat.grain import RangeDataSource, tfds_data_source
-from dataload.samplers import (
-    BatchPlanner,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import BatchPlanner, BucketBatchSampler, Mixture, PackedBatchSampler, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 from dataload.types import BytesColumn
 

@@ -135,9 +135,7 @@ def test_a_loader_resumes_as_a_stateful_dataloader_does(workers):
         )
 
     def ours():
-        return dataload.Loader(
-            source, batch_size=8, num_workers=workers, batch_transform=lambda batch: batch["index"].tolist()
-        )
+        return dataload.Loader(source, batch_size=8, num_workers=workers, batch_transform=lambda b: b["index"].tolist())
 
     def batches(make, step):
         first, second, third, fourth = (make() for _ in range(4))

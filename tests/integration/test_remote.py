@@ -21,16 +21,10 @@ from object_server import FileServer
 from remote_sets import sampled
 
 import dataload
+from dataload import ConfigError, WorkerError
 from dataload._util.caches import pickling_for_worker
 from dataload.convert.indexing import index_shards
-from dataload.errors import (
-    ConfigError,
-    SourceError,
-    SourceNotFoundError,
-    StoreError,
-    UnsupportedFormatError,
-    WorkerError,
-)
+from dataload.errors import SourceError, SourceNotFoundError, StoreError, UnsupportedFormatError
 from dataload.sources.folder.reader import FolderReader
 from dataload.testing.compare import difference
 

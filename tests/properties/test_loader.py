@@ -13,15 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dataload import Loader, MemorySource, RangeSource
 from dataload._util.randomness import generator
 from dataload.errors import ClosedSourceError
-from dataload.samplers import (
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    ShardSequential,
-)
+from dataload.samplers import GlobalShuffle, Lanes, Mixture, PackedBatchSampler, PoolShuffle, ShardSequential
+from dataload.samplers.buckets import BucketBatchSampler
 
 SEED = 7
 SHARDS = (9, 0, 17, 5, 10)

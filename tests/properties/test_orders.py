@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from dataload import ConfigError
 from dataload._util.fingerprint import digest, fingerprint
 from dataload._util.randomness import KEY_WORDS, derive_key, hash64, permute
-from dataload.samplers import (
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import Mixture, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.types import Sampler
 
 # Large orders take a while to draw.

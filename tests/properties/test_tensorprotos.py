@@ -92,10 +92,7 @@ def test_fast_encoding_equals_slow_encoding(record, integer):
 
     slow = {name: value.view(Slow) if isinstance(value, np.ndarray) else value for name, value in record.items()}
     slow = {name: bytearray(value) if isinstance(value, bytes) else value for name, value in slow.items()}
-    turned = {
-        name: np.asarray(value.T, order="C").T if isinstance(value, np.ndarray) else value
-        for name, value in record.items()
-    }
+    turned = {n: np.asarray(v.T, order="C").T if isinstance(v, np.ndarray) else v for n, v in record.items()}
     assert encode(record) == encode(turned) == encode(slow)
     assert encode({"i": integer}) == encode({"i": np.array(integer)})
 

@@ -6,21 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from dataload.analysis.pictures import (
-    BAND,
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    SKY,
-    SOFT,
-    TINTS,
-    VERMILLION,
-    YELLOW,
-    short,
-)
+from dataload.analysis import pictures
 
 # Linear RGB as colour-blind readers see it: Machado, Oliveira and Fernandes (2009), severity 1.
 SEEN = {
@@ -30,8 +16,16 @@ SEEN = {
     "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-STAGES = (YELLOW, BLUE, SKY, ORANGE, PURPLE, GREEN, VERMILLION)
-TOGETHER = {"stages": (*STAGES, SOFT, BAND), "sequences": (*TINTS, BAND)}
+STAGES = (
+    pictures.YELLOW,
+    pictures.BLUE,
+    pictures.SKY,
+    pictures.ORANGE,
+    pictures.PURPLE,
+    pictures.GREEN,
+    pictures.VERMILLION,
+)
+TOGETHER = {"stages": (*STAGES, pictures.SOFT, pictures.BAND), "sequences": (*pictures.TINTS, pictures.BAND)}
 
 
 def linear(colour):
@@ -53,8 +47,8 @@ def test_colours_that_are_shown_together_differ_for_everybody(name, seen):
 
 
 def test_text_is_legible_on_every_tint():
-    for tint in (*TINTS, PAGE, BAND):
-        low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (tint, INK))
+    for tint in (*pictures.TINTS, pictures.PAGE, pictures.BAND):
+        low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (tint, pictures.INK))
         assert (high + 0.05) / (low + 0.05) > 4.5, tint  # WCAG AA
 
 
@@ -74,4 +68,4 @@ def test_text_is_legible_on_every_tint():
     ],
 )
 def test_short_numbers(value, text):
-    assert short(value) == text
+    assert pictures.short(value) == text

@@ -12,17 +12,8 @@ import dataload
 from dataload.analysis.job_plan import Cluster, plan_job, touches
 from dataload.convert import convert
 from dataload.errors import ConfigError
-from dataload.samplers import (
-    BatchSampler,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-)
+from dataload.samplers import BatchSampler, BucketBatchSampler, PoolShuffle
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 
 MEGABYTE = 10**6
 

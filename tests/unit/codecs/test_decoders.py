@@ -12,14 +12,7 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.codecs.decoders import (
-    DECODERS,
-    decode_image,
-    decode_images,
-    find_decoder,
-    known_extension,
-    size_in_header,
-)
+from dataload.codecs import decoders
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
 
 RNG = np.random.default_rng(0)
@@ -40,7 +33,7 @@ def reference(data: bytes) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["png", "ppm", "bmp", "gif", "tiff", "webp"])
 def test_images_are_those_of_pillow(kind):
     data = encoded(kind, lossless=True)
-    image = decode_image(memoryview(data))
+    image = decoders.decode_image(memoryview(data))
     np.testing.assert_array_equal(image, reference(data))
     assert image.flags.writeable
     if kind != "gif":
@@ -55,7 +48,7 @@ def test_jpeg_equals_pillows_bit_for_bit(size):
             kind = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
             grey = np.ascontiguousarray(tiled[..., :1] if subsampling == "Gray" else tiled)
             data = simplejpeg.encode_jpeg(grey, quality=quality, **kind)
-            np.testing.assert_array_equal(decode_image(data), reference(data))
+            np.testing.assert_array_equal(decoders.decode_image(data), reference(data))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +60,7 @@ def test_jpeg_equals_pillows_bit_for_bit(size):
 )
 def test_other_ways_to_code_jpeg_equal_pillows_too(mode, options):
     data = encoded("jpeg", mode, **options)
-    image = decode_image(memoryview(data))
+    image = decoders.decode_image(memoryview(data))
     assert (image.shape, image.dtype, image.flags.writeable) == ((24, 32, 3), np.uint8, True)
     np.testing.assert_array_equal(image, reference(data))
 
@@ -75,11 +68,11 @@ def test_other_ways_to_code_jpeg_equal_pillows_too(mode, options):
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_decoding_into_given_memory(kind):
     data, memory = encoded(kind), np.zeros((3, 24, 32, 3), np.uint8)
-    assert np.shares_memory(decode_image(data, memory[1]), memory)
-    np.testing.assert_array_equal(memory[1], decode_image(data))
+    assert np.shares_memory(decoders.decode_image(data, memory[1]), memory)
+    np.testing.assert_array_equal(memory[1], decoders.decode_image(data))
     assert not memory[::2].any()
     with pytest.raises(CorruptFileError, match="an image of 24 x 32 pixels; its batch has 24 x 31"):
-        decode_image(data, np.zeros((24, 31, 3), np.uint8))
+        decoders.decode_image(data, np.zeros((24, 31, 3), np.uint8))
 
 
 IMAGES = {
@@ -103,18 +96,18 @@ def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
     contents = [memoryview(IMAGES[name]) for name in names]
     if odd is not None:
         contents.insert(place, memoryview(ODD[odd]))
-        assert decode_images(contents) is None or len(contents) == 1
+        assert decoders.decode_images(contents) is None or len(contents) == 1
         return
-    images = decode_images(contents)
+    images = decoders.decode_images(contents)
     assert (images.dtype, images.flags.writeable) == (np.uint8, True)
-    np.testing.assert_array_equal(images, np.stack([decode_image(content) for content in contents]))
+    np.testing.assert_array_equal(images, np.stack([decoders.decode_image(content) for content in contents]))
 
 
 def test_the_size_of_a_png_needs_its_whole_header():
-    assert size_in_header(IMAGES["png"][:24]) == PIXELS.shape[:2]
-    assert size_in_header(IMAGES["png"][:23]) is None
-    assert size_in_header(IMAGES["png"][:16] + b"\1\2\3\4\5\6\7\x08") == (0x05060708, 0x01020304)
-    assert decode_images([memoryview(ODD["head"])] * 2) is None
+    assert decoders.size_in_header(IMAGES["png"][:24]) == PIXELS.shape[:2]
+    assert decoders.size_in_header(IMAGES["png"][:23]) is None
+    assert decoders.size_in_header(IMAGES["png"][:16] + b"\1\2\3\4\5\6\7\x08") == (0x05060708, 0x01020304)
+    assert decoders.decode_images([memoryview(ODD["head"])] * 2) is None
 
 
 @pytest.mark.parametrize("orientation", range(10))
@@ -126,11 +119,11 @@ def test_upright_images_are_turned_as_pillow_turns_them(kind, orientation):
     pixels = np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8)
     PIL.Image.fromarray(pixels).save(stream, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
     image = PIL.Image.open(stream)
-    upright = find_decoder("upright", "jpg").decode(memoryview(stream.getvalue()))
+    upright = decoders.find_decoder("upright", "jpg").decode(memoryview(stream.getvalue()))
     stored = np.asarray(image)
     turned = stored if kind == "TIFF" else np.asarray(PIL.ImageOps.exif_transpose(image))
     np.testing.assert_array_equal(upright, turned)
-    np.testing.assert_array_equal(decode_image(stream.getvalue()), stored)
+    np.testing.assert_array_equal(decoders.decode_image(stream.getvalue()), stored)
     assert (turned.shape == (30, 20, 3)) == (orientation in (5, 6, 7, 8))
 
 
@@ -140,7 +133,7 @@ def test_exif_data_that_cannot_be_read_are_an_error(monkeypatch):
 
     monkeypatch.setattr(PIL.Image.Image, "getexif", refuse)
     with pytest.raises(CorruptFileError, match="EXIF data cannot be read: no tags"):
-        find_decoder("upright", "png").decode(encoded("png"))
+        decoders.find_decoder("upright", "png").decode(encoded("png"))
 
 
 def test_headers_that_promise_too_much_allocate_nothing():
@@ -148,20 +141,20 @@ def test_headers_that_promise_too_much_allocate_nothing():
     png[16:24] = (9_000).to_bytes(4, "big") * 2
     for data in (bytes(png), large_jpeg(9_000)):
         tracemalloc.start()
-        assert decode_images([data] * 5) is None
+        assert decoders.decode_images([data] * 5) is None
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
         tracemalloc.stop()
 
 
 def test_without_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert decode_images([IMAGES["jpeg"]] * 2) is None
-    np.testing.assert_array_equal(decode_image(IMAGES["jpeg"]), reference(IMAGES["jpeg"]))
-    assert decode_images([IMAGES["png"]] * 2).shape == (2, 24, 32, 3)
+    assert decoders.decode_images([IMAGES["jpeg"]] * 2) is None
+    np.testing.assert_array_equal(decoders.decode_image(IMAGES["jpeg"]), reference(IMAGES["jpeg"]))
+    assert decoders.decode_images([IMAGES["png"]] * 2).shape == (2, 24, 32, 3)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    assert decode_images([IMAGES["png"]] * 2) is None
+    assert decoders.decode_images([IMAGES["png"]] * 2) is None
     with pytest.raises(MissingDependencyError, match=r"decoding images needs pillow.*pip install 'dataload\[tar\]'"):
-        decode_image(IMAGES["jpeg"])
+        decoders.decode_image(IMAGES["jpeg"])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +168,9 @@ def test_without_packages(monkeypatch):
     ],
 )
 def test_extensions(extension, name):
-    assert known_extension(extension) is DECODERS[name]
-    assert [known_extension(name) for name in ("", "mp4", "cls.mp4", "jpgx", "bytes")] == [None] * 5
-    assert (DECODERS["image"].empty().shape, DECODERS["image"].empty().dtype) == ((0, 0, 3), np.uint8)
+    assert decoders.known_extension(extension) is decoders.DECODERS[name]
+    assert [decoders.known_extension(name) for name in ("", "mp4", "cls.mp4", "jpgx", "bytes")] == [None] * 5
+    assert (decoders.DECODERS["image"].empty().shape, decoders.DECODERS["image"].empty().dtype) == ((0, 0, 3), np.uint8)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "bmp", "ppm", "webp"])
@@ -185,7 +178,7 @@ def test_an_image_that_is_cut_off_is_an_error_at_any_place(kind):
     data = encoded(kind)
     for length in (0, 1, 2, 3, 10, 30, len(data) // 2, len(data) * 3 // 4):
         with pytest.raises(CorruptFileError, match="cannot be decoded"):
-            decode_image(data[:length])
+            decoders.decode_image(data[:length])
 
 
 def damaged(kind):
@@ -220,7 +213,7 @@ def large_jpeg(side):
 )
 def test_what_is_not_decoded(data, kind, error, message):
     with pytest.raises(error, match=message):
-        decode_image(data, kind=kind)
+        decoders.decode_image(data, kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +228,7 @@ def test_what_is_not_decoded(data, kind, error, message):
     ],
 )
 def test_values(name, data, value):
-    found = DECODERS[name].decode(data)
+    found = decoders.DECODERS[name].decode(data)
     assert found == value
     assert type(found) is type(value)
 
@@ -244,8 +237,8 @@ def test_nothing_is_unpickled():
     stream = io.BytesIO()
     np.save(stream, np.array([{"a": 1}]), allow_pickle=True)
     with pytest.raises(CorruptFileError, match="unpickled"):
-        DECODERS["npy"].decode(stream.getvalue())
-    assert known_extension("pkl") is known_extension("pyd") is known_extension("pth") is None
+        decoders.DECODERS["npy"].decode(stream.getvalue())
+    assert decoders.known_extension("pkl") is decoders.known_extension("pyd") is decoders.known_extension("pth") is None
 
 
 @pytest.mark.parametrize(
@@ -263,15 +256,15 @@ def test_nothing_is_unpickled():
 )
 def test_what_does_not_decode(name, data, message):
     with pytest.raises(CorruptFileError, match=message):
-        DECODERS[name].decode(data)
+        decoders.DECODERS[name].decode(data)
 
 
 def test_decoders_by_name_or_function():
-    assert find_decoder("image", "jpg") is DECODERS["image"]
-    own = find_decoder(len, "mp4")
+    assert decoders.find_decoder("image", "jpg") is decoders.DECODERS["image"]
+    own = decoders.find_decoder(len, "mp4")
     assert (own.decode, own.own, own.name) == (len, True, "len")
     with pytest.raises(
         ConfigError,
         match=r"decode\['jpg'\] is 'imag': did you mean 'image'\? Choose from audio, .*, or pass a function",
     ):
-        find_decoder("imag", "jpg")
+        decoders.find_decoder("imag", "jpg")

@@ -10,18 +10,8 @@ from dataload._util.randomness import derive_key
 from dataload.config import parse_value, read_config
 from dataload.errors import ConfigError
 from dataload.loader.order import shuffled
-from dataload.samplers import (
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-    blend_weights,
-)
+from dataload.samplers import Mixture, PoolShuffle, Weighted, blend_weights
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.sources.memory import MemorySource, RangeSource
 from dataload.sources.views.concat import ConcatSource
 

@@ -7,15 +7,8 @@ import pytest
 
 from dataload import ConfigError, Loader, MemorySource, WorkerError
 from dataload.errors import ClosedSourceError
-from dataload.samplers import (
-    BucketBatchSampler,
-    GlobalShuffle,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Sequential,
-    ShardSequential,
-)
+from dataload.samplers import GlobalShuffle, Mixture, PackedBatchSampler, PoolShuffle, Sequential, ShardSequential
+from dataload.samplers.buckets import BucketBatchSampler
 from dataload.streams import StreamSampler
 
 LENGTHS = np.random.default_rng(0).integers(1, 9, 50)

@@ -5,20 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import (
-    Collate,
-    ConfigError,
-    DataloadError,
-    Loader,
-    MemorySource,
-    Ragged,
-    SampleContext,
-    WorkerError,
-    concat,
-    decoding,
-)
+from dataload import Collate, Loader, MemorySource, Ragged, SampleContext, concat, decoding
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
+from dataload.errors import ConfigError, DataloadError, WorkerError
 from dataload.executors.base import WorkerStatus
 from dataload.loader import failures as failures_module
 from dataload.loader.failures import ErrorPolicy, StepTrace

@@ -9,21 +9,9 @@ import pytest
 
 from dataload import ConfigError, Loader, RangeSource, WorkerError
 from dataload.loader.order import shuffled
-from dataload.samplers import (
-    BatchPlanner,
-    BatchSampler,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import BucketBatchSampler, Mixture, PackedBatchSampler, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
+from dataload.samplers.batch import BatchPlanner, BatchSampler
 from dataload.sources import ConcatSource
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 from dataload.types import FieldSpec

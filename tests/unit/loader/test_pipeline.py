@@ -9,15 +9,7 @@ import pytest
 
 from dataload.errors import WorkerError
 from dataload.executors.base import WorkerLostError, WorkerPosition
-from dataload.loader.pipeline import (
-    PrefetchBudget,
-    StepDelivery,
-    TaskSizer,
-    apply_in_consumer,
-    lost_step,
-    ordered_map,
-    steps_ahead,
-)
+from dataload.loader import pipeline
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepResult, StepsResult
 from dataload.samplers import BatchSampler, Sequential
@@ -75,12 +67,14 @@ class Workers:
 
 def deliver(workers, planners=PLANNERS, pace=None, **settings):
     given = {"start": Cursor(0, 0), "epochs": None, "window": 3, "max_bytes": 1 << 30, "in_order": True}
-    return StepDelivery(workers, planners, TaskSizer() if pace is None else pace, **{**given, **settings})
+    return pipeline.StepDelivery(
+        workers, planners, pipeline.TaskSizer() if pace is None else pace, **{**given, **settings}
+    )
 
 
 def paced(steps=1, seconds=1.0, nbytes=100, times=3):
     """A pace that knows the size and the time of a step."""
-    pace = TaskSizer()
+    pace = pipeline.TaskSizer()
     for _ in range(times):
         pace.learn(steps, seconds, nbytes)
     return pace
@@ -99,11 +93,11 @@ def test_goes_on_where_the_consumer_stands_with_what_it_lacks_first():
 
 def test_what_is_read_ahead_is_what_the_consumer_lacks():
     planners = EpochPlanners(BatchSampler(sampler=Sequential(20), batch_size=2))
-    first, second, rest = itertools.islice(steps_ahead(planners, Cursor(3, 7, frozenset({4, 1})), None), 3)
+    first, second, rest = itertools.islice(pipeline.steps_ahead(planners, Cursor(3, 7, frozenset({4, 1})), None), 3)
     assert [first.indices.tolist(), second.indices.tolist()] == [[2, 3], [8, 9]]
     assert (rest.epoch, rest.epoch_steps) == (3, 10)
     assert (rest.indices.tolist(), rest.ends.tolist()) == ([*range(14, 20)], [2, 4, 6])
-    lengths = [len(block.indices) for block in steps_ahead(EpochPlanners(LARGE), Cursor(0, 0), 1)]
+    lengths = [len(block.indices) for block in pipeline.steps_ahead(EpochPlanners(LARGE), Cursor(0, 0), 1)]
     assert lengths == [2**17] * 7 + [10**6 - 7 * 2**17]
 
 
@@ -203,7 +197,7 @@ def test_what_is_missing_survives_a_state(missing, reached):
 )
 def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(position, step, indices, at):
     lost = WorkerLostError("dataload-3", "was killed", position)
-    error = lost_step(lost, PLANNERS, Cursor(3, 1))
+    error = pipeline.lost_step(lost, PLANNERS, Cursor(3, 1))
     assert isinstance(error, WorkerError)
     expected = f"step {step} of epoch 3 failed: dataload-3 was killed{at}\n  indices of the step: {indices[0]}, "
     assert str(error).startswith(expected)
@@ -212,13 +206,13 @@ def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(position, step, indi
 
 def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
     loaded = next(deliver(Workers(), start=Cursor(1, 2)))
-    assert apply_in_consumer(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
+    assert pipeline.apply_in_consumer(loaded, lambda batch: [batch], PLANNERS) == [loaded.batch]
 
     def finish(batch):
         raise ZeroDivisionError("pinned to nothing")
 
     with pytest.raises(WorkerError, match="step 2 of epoch 1 failed in batch_transform: ZeroDivisionError") as caught:
-        apply_in_consumer(loaded, finish, PLANNERS)
+        pipeline.apply_in_consumer(loaded, finish, PLANNERS)
     assert caught.value.indices == (4, 5)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in finish" in caught.value.traceback_text
@@ -266,7 +260,7 @@ class Recorded:
 def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait():
     submit = Recorded()
     submit.first_ends_after = 2
-    results = ordered_map(submit, range(10), window=lambda: 4, helps=lambda: True)
+    results = pipeline.ordered_map(submit, range(10), window=lambda: 4, helps=lambda: True)
     assert next(results) == 0
     assert submit.helped == [1, 2]
     assert next(results) == 1  # finished: no help is needed
@@ -292,7 +286,7 @@ def test_quick_steps_are_grouped_and_slow_or_large_ones_are_not():
         (1e-6, 1 << 20, [1, 2, 4, 4]),
         (1.4e-3, 0, [1, 1, 1]),
     ):
-        sizer, sizes = TaskSizer(), []
+        sizer, sizes = pipeline.TaskSizer(), []
         for _ in expected:
             sizes.append(size := size_of(sizer))
             sizer.learn(size, size * seconds, size * nbytes)
@@ -311,11 +305,11 @@ def test_quick_steps_are_grouped_and_slow_or_large_ones_are_not():
 
 def test_the_tasks_and_steps_that_a_budget_allows():
     def allowed(window, steps, sizer, *, together=False, most=1000):
-        budget = PrefetchBudget(sizer, window, most, together=together)
+        budget = pipeline.PrefetchBudget(sizer, window, most, together=together)
         budget.steps = steps
         return budget.tasks(), budget.left(), budget.share()
 
-    known, unknown = paced(nbytes=100), TaskSizer()
+    known, unknown = paced(nbytes=100), pipeline.TaskSizer()
     assert allowed(4, 0, unknown) == (1, 0, 0)
     assert [allowed(4, steps, known) for steps in (0, 8, 9, 10)] == [(4, 10, 2), (4, 2, 2), (4, 1, 1), (1, 0, 0)]
     assert [allowed(window, 10, known)[0] for window in (0, 1, 2)] == [0, 1, 1]

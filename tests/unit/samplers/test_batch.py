@@ -10,20 +10,8 @@ from hypothesis import strategies as st
 from orders import plans_of
 
 from dataload.errors import ConfigError
-from dataload.samplers import (
-    BatchSampler,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import BatchSampler, BucketBatchSampler, Mixture, PackedBatchSampler, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.samplers.batch import Serving, positions_of, servings_of
 from dataload.streams import RowMixture, StreamSampler
 

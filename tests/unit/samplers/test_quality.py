@@ -14,17 +14,8 @@ import numpy as np
 import pytest
 from orders import plans_of
 
-from dataload.samplers import (
-    BatchSampler,
-    BucketBatchSampler,
-    GlobalShuffle,
-    Mixture,
-    PackedBatchSampler,
-    PoolShuffle,
-    Sequential,
-    ShardSequential,
-    Weighted,
-)
+from dataload.samplers import BatchSampler, BucketBatchSampler, Mixture, PackedBatchSampler, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Sequential, ShardSequential
 from dataload.samplers.pool_quality import PoolTrial, pool_size_for
 from dataload.samplers.quality import (
     BucketFiller,

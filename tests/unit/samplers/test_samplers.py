@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 from orders import global_batches, order, plans_of
 
-from dataload.samplers import (
-    BatchSampler,
-    GlobalShuffle,
-    Lanes,
-    Mixture,
-    PoolShuffle,
-    Repeat,
-    Sequential,
-    ShardSequential,
-    Subset,
-    Weighted,
-)
+from dataload.samplers import BatchSampler, Mixture, PoolShuffle, Weighted
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 
 
 def huge(n):

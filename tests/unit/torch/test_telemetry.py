@@ -11,12 +11,8 @@ torch = pytest.importorskip("torch")
 import dataload  # noqa: E402 - skipped where torch is missing
 from dataload import Loader, RangeSource, WorkerError  # noqa: E402
 from dataload.loader.statistics import StageStatistics, Statistics  # noqa: E402
-from dataload.torch import (  # noqa: E402
-    DeviceLoader,
-    RankStatistics,
-    statistics,
-    wait_ranges,
-)
+from dataload.torch import RankStatistics, statistics, wait_ranges  # noqa: E402
+from dataload.torch.device import DeviceLoader  # noqa: E402
 
 profiler = torch.autograd.profiler.profile  # torch.profiler imports the compiler first, for seconds
 

@@ -161,9 +161,7 @@ PLAIN = st.tuples(
 COMPONENTS = (
     PLAIN
     | st.tuples(WORDS, WORDS, WORDS, WORDS)
-    | st.builds(
-        lambda extension, offset, name: (extension, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS
-    )
+    | st.builds(lambda ext, offset, name: (ext, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS)
 )
 
 

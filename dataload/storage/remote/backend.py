@@ -288,9 +288,11 @@ class RemoteStorage:
     def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
         """Refuse to read whole shards only to count their records if that takes too many bytes."""
         opening, limit = self._remote.opening, int(self._remote.options.scan)
+        if not opening or (cached and self._shards.holds(ShardCache.name(path, version))):  # before adding up thousands
+            return
         found = (self._remote.versions.get(url) or version for url in opening)  # the rest have about this size
         total = sum(each.size for each in found)
-        if total <= limit or (cached and self._shards.holds(ShardCache.name(path, version))):
+        if total <= limit:
             return
         raise ConfigError(
             f"only the whole of {path} tells its number of records, and all {len(opening)} shards take up to {total:,} "

@@ -123,8 +123,13 @@ def read_marks(file: RecordFile) -> tuple[int, str, str]:
     if file.size <= _BLOCK_BYTES:
         data = file.read(0, file.size)
         return file.size, hash_ends(data[:ENDS_BYTES] + data[-ENDS_BYTES:]), hashlib.sha256(data).hexdigest()
+    return *ends_of(file), hash_file(file)[1]
+
+
+def hash_file(file: ReadableFile | RecordFile) -> tuple[int, str]:
+    """Return the size of an open file, and its SHA-256."""
     _hash(file, digest := hashlib.sha256())
-    return *ends_of(file), digest.hexdigest()
+    return file.size, digest.hexdigest()
 
 
 def _hash(file: ReadableFile | RecordFile, digest: Any) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from threading import Event, Thread
-from typing import Any, Self, cast
+from typing import Any, cast
 
-from dataload._util.system import open_file, read_into_at
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import as_published, describe_files, files_of
+from dataload.catalog.evidence import as_published, describe_files, files_of, hash_file
 from dataload.catalog.facts import DataSetFacts, ShardFacts, classes_of, with_classes
 from dataload.convert.blocks import read_ahead
 from dataload.convert.mapping import KEY, VALUES, RecordMap, SkippedRecords, describe_values, numbered
@@ -26,7 +22,7 @@ from dataload.jobs.run import Here
 from dataload.loader.failures import Budget
 from dataload.sources.base import Source
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
-from dataload.storage import base_name
+from dataload.storage import LocalFile, base_name
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
@@ -185,12 +181,12 @@ def write_shards(
 ) -> None:
     """Write the shards one after another, and note each once it has its name."""
     running: Future[None] | None = None
-    with DaemonThreads(1) as pool:
+    with DaemonThreads(2) as pool:  # completes a shard, and hashes it meanwhile
         try:
             for shard in shards:
                 with ExitStack() as held:
                     overwrite = shard.path in replaceable
-                    complete = _write_shard(held, source, shard, writing, overwrite, here.advance, skipped)
+                    complete = _write_shard(held, pool, source, shard, writing, overwrite, here.advance, skipped)
                     if running is not None:
                         running.result()
                     # Flushing and hashing release the GIL, so the next shard is written at the same time.
@@ -210,6 +206,7 @@ def _enter(here: Here[Shard], shard: Shard, complete: Callable[[ExitStack], Shar
 
 def _write_shard(
     held: ExitStack,
+    pool: DaemonThreads,
     source: RandomAccessSource[Any],
     shard: Shard,
     writing: Writing,
@@ -220,16 +217,16 @@ def _write_shard(
     """Write the records of a shard; return the function that closes its writer, which `held` holds."""
     entry, remote, before = writing.target.entry, writing.target.remote, len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
-    hashing = held.enter_context(ExitStack())  # ends after the writer
     writer = held.enter_context(entry.create(shard.path, overwrite=overwrite, options=options))
-    ahead = hashing.enter_context(HashAhead(writer.temporary)) if entry.appends else None
+    hashing: Future[tuple[int, str]] | None = None
     local: ShardFacts | None = None
 
     def before_publish(path: str) -> None:
-        nonlocal ahead, local
-        if ahead is None and len(files := files_of(path)) == 1:
-            ahead = hashing.enter_context(HashAhead(files[0]))  # while the file is flushed to the disk
-        local = None if remote is None else writing.describe(path, len(writer), ahead and ahead.finish())
+        nonlocal hashing, local
+        if remote is not None:
+            local = writing.describe(path, len(writer))
+        elif len(files := files_of(path)) == 1:
+            hashing = pool.submit(hash_file, LocalFile(files[0]))  # while it is flushed to the disk and renamed
 
     writer.before_publish = before_publish
     at_once = 1 if writing.mapping else _WRITTEN_AT_ONCE  # a function may return the same array again and again
@@ -243,7 +240,8 @@ def _write_shard(
     def complete(closing: ExitStack) -> ShardFacts:
         closing.close()
         if local is None:
-            return replace(writing.describe(shard.path, len(writer), ahead and ahead.finish()), skipped=left_out)
+            hashed = None if hashing is None else hashing.result()
+            return replace(writing.describe(shard.path, len(writer), hashed), skipped=left_out)
         return replace(as_published(local, shard.path, remote), skipped=left_out)
 
     return complete
@@ -256,55 +254,3 @@ def _write_block(writer: Writer, block: Sequence[tuple[int, Any]]) -> None:
     except ConfigError as error:
         message = f"cannot write record {block[len(writer) - before][0]} of the source to {writer.path}: {error}"
         raise ConfigError(message, key=error.key, value=error.value) from error
-
-
-UNSETTLED_BYTES = 1 << 17
-"""The end of a file that its writer may still change: more than a block of ArrayRecord."""
-
-_CHUNK_BYTES = 1 << 20
-_SECONDS = 0.005  # between checks of the file's size
-
-
-class HashAhead:
-    """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open_file(path)  # stays open if the file is renamed
-        self._digest = hashlib.sha256()
-        self._hashed = 0
-        self._complete = False
-        self._ended, self._dropped = Event(), Event()
-        self._thread = Thread(target=self._follow, name="dataload-hash", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> tuple[int, str] | None:
-        """Return size and hash of the complete file; None if it could not be read."""
-        self._ended.set()
-        self._thread.join()
-        return (self._hashed, self._digest.hexdigest()) if self._complete else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._dropped.set()
-        self.finish()
-        with suppress(OSError):
-            os.close(self._file)
-
-    def _follow(self) -> None:
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        with suppress(OSError):
-            while not self._dropped.is_set():
-                ended = self._ended.is_set()
-                left = os.fstat(self._file).st_size - self._hashed - (0 if ended else UNSETTLED_BYTES)
-                if left >= len(buffer) or (ended and left > 0):
-                    count = read_into_at(self._file, buffer[:left], self._hashed)
-                    self._digest.update(buffer[:count])
-                    self._hashed += count
-                elif ended:
-                    self._complete = not left  # else the file has become shorter than what was hashed
-                    return
-                else:
-                    self._ended.wait(_SECONDS)

@@ -97,8 +97,7 @@ class Format:
         key_field: Name of the field with a record's key, if the format stores keys.
         recorded_options: ``"module:function"`` that returns, for a path and the `Remote` or None, the reader options
             that our writer recorded in a file; None if the file is empty, so that another may tell.
-        appends: Whether the writer only appends to a single file, but for its last 64 KiB: a conversion then computes
-            its hash while it is written.
+        appends: Deprecated since 0.3: has no effect.
         verify_options: Deprecated since 0.3: ``dataload verify`` passes the option ``verify`` of the reader, if it has
             one.
     """

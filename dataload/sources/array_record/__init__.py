@@ -46,7 +46,6 @@ ARRAY_RECORD = Format(
     source="dataload.sources.array_record.reader:ArrayRecordSource",
     writer="dataload.sources.array_record.package:ArrayRecordWriter",
     reader_options=ArrayRecordOptions,
-    appends=True,
     writer_options=ArrayRecordWriterOptions,
     suffixes=(".array_record", ".arrayrecord"),
     # Every Riegeli file begins with these bytes, even if it is not an ArrayRecord.

@@ -34,7 +34,6 @@ JSONL = Format(
     source="dataload.sources.jsonl.records:JsonlSource",
     writer="dataload.sources.jsonl.records:JsonlWriter",
     reader_options=JsonlOptions,
-    appends=True,
     writer_options=FileOptions,
     suffixes=tuple(f"{name}{compressed}" for name in (".jsonl", ".ndjson") for compressed in ("", ".gz", ".zst")),
     lies_beside=True,

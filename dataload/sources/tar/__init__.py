@@ -73,7 +73,6 @@ TAR = Format(
     writer_options=TarWriterOptions,
     suffixes=(".tar",),
     magic="dataload.sources.tar.header:is_tar",
-    appends=True,
     key_field=KEY,
     index_path="dataload.sources.tar.table:index_path",
     index_writer="dataload.sources.tar.writer:write_index",

@@ -34,7 +34,6 @@ TFRECORD = Format(
     source="dataload.sources.tfrecord.records:TFRecordSource",
     writer="dataload.sources.tfrecord.records:TFRecordWriter",
     reader_options=TFRecordOptions,
-    appends=True,
     writer_options=TFRecordWriterOptions,
     suffixes=(".tfrecord", ".tfrecords"),
     magic="dataload.sources.tfrecord.records:is_tfrecord",

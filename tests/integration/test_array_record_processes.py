@@ -6,8 +6,8 @@ import signal
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from written import written
 
-import dataload
 from dataload.errors import ConfigError
 from dataload.sources.array_record.reader import ArrayRecordSource
 
@@ -37,8 +37,7 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(tmp_
     for record in records:
         writer.write(record)
     writer.close()
-    with dataload.create(plain, options="group_size:1,uncompressed") as writer:
-        writer.extend(records)
+    written(plain, records, options="group_size:1,uncompressed")
     request = list(range(0, 400, 3)) * 3
 
     def check(source):

@@ -14,6 +14,7 @@ import pytest
 import typer
 from command_line import assert_plain, facts, fail, ok, run
 from made_files import pack
+from written import written
 
 import dataload
 from dataload.cli.app import _HELPS, app
@@ -43,9 +44,7 @@ def data(tmp_path):
 @pytest.fixture
 def damaged(tmp_path):
     """Ten records of text, of which 3 and 7 are no UTF-8."""
-    path = tmp_path / "damaged.syr"
-    with dataload.create(path) as writer:
-        writer.extend({"text": f"record {i}"} for i in range(10))
+    path = written(tmp_path / "damaged.syr", [{"text": f"record {i}"} for i in range(10)])
     content = path.read_bytes()
     for index in (3, 7):
         content = content.replace(f"record {index}".encode(), b"rec\xff\xff\xff %d" % index)
@@ -211,9 +210,7 @@ def test_inspect_shows_the_rest_when_there_is_no_good_record_0(tmp_path):
         pass
     assert ok("inspect", tmp_path / "empty.lmdb").startswith("lmdb: 0 records in 1 shard")
     assert facts("inspect", tmp_path / "empty.lmdb")["sample"] is None
-    path = tmp_path / "a.syr"
-    with dataload.create(path) as writer:
-        writer.write({"text": "abc"})
+    path = written(tmp_path / "a.syr", [{"text": "abc"}])
     path.write_bytes(path.read_bytes().replace(b"abc", b"\xff\xfe\xfd"))
     text = ok("inspect", path)
     assert "text   str    ()" in text
@@ -227,8 +224,7 @@ def test_inspect_of_other_kinds_of_data(tmp_path):
     assert lines[0] == "mds: 9 records in 3 shards, 6.5 kB"
     assert "json unknown ? {'a': '[0, None]', 'b': \"'x'\"}" in [" ".join(line.split()) for line in lines]
     assert any(line.endswith("985 bytes") and "shard.00002.mds" in line for line in lines)
-    with dataload.create(tmp_path / "a.lmdb") as writer:
-        writer.extend([b"one", b"\x00" * 200])
+    written(tmp_path / "a.lmdb", [b"one", b"\x00" * 200])
     text = ok("inspect", tmp_path / "a.lmdb")
     assert text.startswith("lmdb: 2 records in 1 shard, ")
     assert "note: records are ordered by key, compared by number" in text
@@ -276,8 +272,7 @@ def test_convert_again(data):
 
 
 def test_convert_keeps_the_key_if_asked(tmp_path):
-    with dataload.create(tmp_path / "a.tar") as writer:
-        writer.write({"__key__": "k", "txt": "t"})
+    written(tmp_path / "a.tar", [{"__key__": "k", "txt": "t"}])
     text = ok("convert", tmp_path / "a.tar", tmp_path / "a.syr")
     assert text.startswith("note: the field '__key__' of tar samples is dropped; --keep-key keeps it\n")
     ok("convert", tmp_path / "a.tar", tmp_path / "b.syr", "--keep-key")
@@ -364,16 +359,14 @@ def refuse_seven(data):
 
 def test_verify_reports_what_a_users_codec_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "users_codec", sys.modules[__name__])
-    with dataload.create(tmp_path / "a.lmdb") as writer:
-        writer.extend(b"%d" % i for i in range(10))
+    written(tmp_path / "a.lmdb", [b"%d" % i for i in range(10)])
     places, report = bad(tmp_path / "a.lmdb", "--codec", "users_codec:refuse_seven")
     assert places == [("data.mdb", 7, 7)]
     assert "KeyError: 'seven'" in report["bad"][0]["cause"]
 
 
 def test_a_missing_package_is_not_bad_data(tmp_path, monkeypatch):
-    with dataload.create(tmp_path / "a.arrow") as writer:
-        writer.write({"x": 1})
+    written(tmp_path / "a.arrow", [{"x": 1}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "needs pyarrow: pip install" in fail(2, "verify", tmp_path / "a.arrow").stderr
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -384,8 +377,7 @@ def test_a_missing_package_is_not_bad_data(tmp_path, monkeypatch):
 
 
 def write_tar(path, count=3):
-    with dataload.create(path, index=False) as writer:
-        writer.extend({"txt": f"t{i}", "cls": i} for i in range(count))
+    written(path, [{"txt": f"t{i}", "cls": i} for i in range(count)], index=False)
 
 
 def test_index(tmp_path, monkeypatch):
@@ -427,8 +419,7 @@ def test_index_of_samples_that_are_torn_apart(tmp_path):
 def test_index_writes_manifests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("t-0", "t-1", "v"):
-        with dataload.create(f"{name}.array_record", codec="npz") as writer:
-            writer.extend({"x": i} for i in range(3))
+        written(f"{name}.array_record", [{"x": i} for i in range(3)], codec="npz")
     text = ok("index", "--manifest", "t-*.array_record", "--codec", "npz")
     assert text == "./dataload.json: t-{0..1}.array_record: 6 records in 2 shards (262.1 kB)\n"
     assert "v.array_record: 3 records in 1 shard" in ok("index", "--manifest", "v.array_record")

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import fail, run
-
-import dataload
+from written import written
 
 sys.path.append(str(Path(__file__).parents[2]))  # for the package benchmarks
 RATE_COLUMNS = importlib.import_module("benchmarks.rates").RATE_COLUMNS
@@ -33,10 +32,7 @@ pytestmark = pytest.mark.usefixtures("fonts")
 
 @pytest.fixture
 def own(tmp_path):
-    path = str(tmp_path / "own.syr")
-    with dataload.create(path) as writer:
-        writer.extend({"x": np.full(8, i, np.float32), "y": i} for i in range(300))
-    return path
+    return written(str(tmp_path / "own.syr"), [{"x": np.full(8, i, np.float32), "y": i} for i in range(300)])
 
 
 def test_a_small_run(tmp_path, own):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from command_line import facts, ok, run
 from typer.testing import CliRunner
+from written import written
 
 import dataload
 from dataload.cli.app import app
@@ -193,8 +194,7 @@ def test_verifying_a_cache_in_use(tmp_path, reader):
 def test_hashes_of_manifests_and_etags(object_server, tmp_path):
     (tmp_path / "data").mkdir()
     for shard in range(3):
-        with dataload.create(tmp_path / "data" / f"part-{shard}.syr") as writer:
-            writer.extend({"x": shard + row} for row in range(100))
+        written(tmp_path / "data" / f"part-{shard}.syr", [{"x": shard + row} for row in range(100)])
     ok("index", "--manifest", tmp_path / "data")
     bucket, storage = object_server.bucket(), object_server.storage_options()
     object_server.put_directory(bucket, tmp_path / "data", "d/")
@@ -270,8 +270,7 @@ def has_label(label, record):
 def filtered(directory, *, converts=True):
     """Write a data set with two filters and, by default, a conversion that is complete beside it."""
     directory.mkdir(exist_ok=True)
-    with dataload.create(directory / "0.syr") as writer:
-        writer.extend({"x": np.arange(i + 1), "label": i % 3} for i in range(9))
+    written(directory / "0.syr", [{"x": np.arange(i + 1), "label": i % 3} for i in range(9)])
     os.utime(directory / "0.syr", (OLD, OLD))
     source = dataload.open(directory / "0.syr")
     for label in range(2):

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import fail
-
-import dataload
+from written import written
 
 CODE = """
 import numpy as np
@@ -62,8 +61,7 @@ def here(tmp_path_factory):
         Path("x.lmdb").mkdir()
         np.save("lengths.npy", [9])
         np.save("tokens.npy", np.arange(9, dtype=np.uint16))
-        with dataload.create("a.syr") as writer:
-            writer.extend({"x": i} for i in range(20))
+        written("a.syr", [{"x": i} for i in range(20)])
         yield
     for name in ("my_code", "broken_module"):
         sys.modules.pop(name, None)

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from converted import content
+from written import written
 
 import dataload
 from dataload.convert import convert
@@ -19,9 +20,7 @@ NO_LOG = r"parts 2/3 have not run, or have not finished: run them, again if need
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     path = tmp_path_factory.mktemp("original") / "a.syr"
-    with dataload.create(path) as writer:
-        writer.extend({"x": np.arange(i, i + 9.0), "n": np.array(i), "name": f"n{i}"} for i in range(COUNT))
-    return path
+    return written(path, [{"x": np.arange(i, i + 9.0), "n": np.array(i), "name": f"n{i}"} for i in range(COUNT)])
 
 
 @pytest.fixture

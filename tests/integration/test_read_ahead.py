@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fault_proxy import Faults
 from remote_sets import FORMATS, proxied, sampled, write_shards
+from written import written
 
 import dataload
 from dataload.convert.indexing import index_shards
@@ -255,8 +256,7 @@ def test_the_shards_of_one_batch_are_read_at_the_same_time(bucket, proxy):
 @pytest.mark.parametrize("workers", sampled(["serial", "threads"], ["serial"]))
 def test_ranges_are_requested_ahead_and_once(object_server, proxy, tmp_path, workers):
     bucket, size = object_server.bucket(), 256 << 10
-    with dataload.create(tmp_path / "part-00.syr") as writer:
-        writer.extend({"x": np.full(size, row, np.uint8)} for row in range(48))
+    written(tmp_path / "part-00.syr", [{"x": np.full(size, row, np.uint8)} for row in range(48)])
     object_server.put(bucket, "part-00.syr", tmp_path / "part-00.syr")
     proxy.faults = Faults(latency=0.05)
     storage = proxied(proxy)
@@ -395,8 +395,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("cached", sampled([True, False], [True]))
 def test_an_interrupt_leaves_nothing(object_server, proxy, tmp_path, cached):
     bucket = object_server.bucket()
-    with dataload.create(tmp_path / "part-00.syr") as writer:
-        writer.extend({"x": np.full(20_000, row, np.uint8)} for row in range(8))
+    written(tmp_path / "part-00.syr", [{"x": np.full(20_000, row, np.uint8)} for row in range(8)])
     for shard in range(4):
         object_server.put(bucket, f"part-0{shard}.syr", tmp_path / "part-00.syr")
     # The first shard arrives at once, all others after a minute.

@@ -19,6 +19,7 @@ import remote_sets
 from fault_proxy import FaultProxy
 from object_server import FileServer
 from remote_sets import sampled
+from written import written
 
 import dataload
 from dataload import ConfigError, WorkerError
@@ -55,8 +56,7 @@ def shards(tmp_path_factory):
             if suffix == "npy":
                 np.save(path, np.arange(shard, 4000 + 13 * shard, dtype=np.uint16))
                 continue
-            with dataload.create(path, **options) as writer:
-                writer.extend(records()[shard::2])
+            written(path, records()[shard::2], **options)
         found[name] = directory
     return found
 
@@ -226,8 +226,7 @@ def test_web_servers(shards, tmp_path):
             dataload.open(f"{server.endpoint}/*.syr")
         with pytest.raises(SourceNotFoundError, match=r"there is no http://.*none.syr"):
             dataload.open(f"{server.endpoint}/none.syr")
-    with dataload.create(tmp_path / "a" / "d.syr", shards=2) as writer:
-        writer.extend(records())
+    written(tmp_path / "a" / "d.syr", records(), shards=2)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "dataload.json").write_text("<html>")
     with FileServer(tmp_path) as server:
@@ -262,8 +261,7 @@ def test_writing(server, tmp_path):
             assert [int(record["n"]) for record in source] == [*range(5)]
         with pytest.raises(ConfigError, match=f"{url} exists"):
             dataload.create(url, **options, **writing)
-        with dataload.create(url, overwrite=True, **options, **writing) as writer:
-            writer.extend(records(3))
+        written(url, records(3), overwrite=True, **options, **writing)
         with dataload.open(url, **options, **reading) as source:
             assert len(source) == 3
     assert not list((tmp_path / "uploads").iterdir())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 from command_line import facts, ok
+from written import written
 
 import dataload
 from dataload.convert import convert
@@ -13,8 +14,7 @@ RECORDS = [{"x": np.arange(6, dtype=np.float32) + i, "n": i, "text": f"é{i}"} f
 
 
 def test_a_table_goes_through_every_format(tmp_path):
-    with dataload.create(tmp_path / "a.parquet", group_bytes=300) as writer:
-        writer.extend(RECORDS)
+    written(tmp_path / "a.parquet", RECORDS, group_bytes=300)
     names = ("b.arrow", "c.jsonl.gz", "d.jsonl.zst", "e.jsonl", "f.parquet")
     for before, after in zip(("a.parquet", *names), (*names, "g.tar"), strict=True):
         with dataload.open(tmp_path / before) as source:
@@ -42,8 +42,7 @@ def test_commands_and_configs(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz"])
 def test_loaders_with_workers_give_the_same_batches(tmp_path, name):
-    with dataload.create(tmp_path / name) as writer:
-        writer.extend(RECORDS)
+    written(tmp_path / name, RECORDS)
     settings = {"batch_size": 7, "shuffle": True, "seed": 1}
     with dataload.open(tmp_path / name) as source:
         with dataload.Loader(source, **settings) as loader:

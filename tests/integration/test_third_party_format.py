@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import facts, ok
+from written import written
 
 import dataload
 from dataload.errors import ConfigError
@@ -22,9 +23,7 @@ def plugin(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    with dataload.create(tmp_path / "a.countdown2") as writer:
-        writer.extend({"number": number} for number in range(9, 0, -1))
-    return tmp_path / "a.countdown2"
+    return written(tmp_path / "a.countdown2", [{"number": number} for number in range(9, 0, -1)])
 
 
 def numbers(source):
@@ -52,8 +51,7 @@ def test_options_are_typed_and_checked(path):
 
 
 def test_create(tmp_path):
-    with dataload.create(tmp_path / "x", format="countdown2", width=3) as writer:
-        writer.write({"number": 7})
+    written(tmp_path / "x", [{"number": 7}], format="countdown2", width=3)
     assert (tmp_path / "x").read_bytes() == b"C2\n007\n"
     with pytest.raises(ConfigError, match=r"writer of format 'countdown2' has no option 'with': did you mean 'width'"):
         dataload.create(tmp_path / "y.countdown2", **{"with": 3})

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from written import written
 
 import dataload
 from dataload import ConfigError, CorruptFileError
@@ -11,8 +12,7 @@ from dataload.errors import SourceNotFoundError, UnsupportedFormatError
 
 
 def write(path, values, **options):
-    with dataload.create(path, **options) as writer:
-        writer.extend({"x": np.array([value])} for value in values)
+    written(path, [{"x": np.array([value])} for value in values], **options)
     return str(path)
 
 
@@ -35,9 +35,7 @@ def test_shards_are_opened_by_ranges_patterns_and_directories(tmp_path):
 
 
 def test_slices_of_array_records(tmp_path):
-    path = f"{tmp_path}/a.array_record"
-    with dataload.create(path) as writer:
-        writer.extend(b"%d" % i for i in range(6))
+    path = written(f"{tmp_path}/a.array_record", [b"%d" % i for i in range(6)])
     assert list(dataload.open(f"{path}[2:4]")) == [b"2", b"3"]
     assert list(dataload.open([f"{path}[4:6]", f"{path}[0:1]"])) == [b"4", b"5", b"0"]
 
@@ -60,8 +58,7 @@ def test_sources_that_are_no_files():
 def test_lmdb_environments_are_told_apart_by_content(tmp_path):
     pytest.importorskip("lmdb")
     write(tmp_path / "one.bin", [1], format="torchrecord")
-    with dataload.create(tmp_path / "two.bin", format="lmdb") as writer:
-        writer.write(b"raw")
+    written(tmp_path / "two.bin", [b"raw"], format="lmdb")
     assert type(dataload.open(tmp_path / "one.bin")).__name__ == "TorchRecordSource"
     assert type(dataload.open(tmp_path / "two.bin")).__name__ == "LMDBSource"
     assert dataload.open(tmp_path / "two.bin" / "data.mdb")[0] == b"raw"
@@ -92,9 +89,7 @@ def test_a_shard_of_another_number_is_no_similar_name(tmp_path):
 
 
 def test_the_name_with_which_shards_were_created(tmp_path):
-    path = tmp_path / "a (1).syr"
-    with dataload.create(path, records_per_shard=1) as writer:
-        writer.extend({"x": np.int64(i)} for i in range(2))
+    path = written(tmp_path / "a (1).syr", [{"x": np.int64(i)} for i in range(2)], records_per_shard=1)
     with pytest.raises(SourceNotFoundError) as caught:
         dataload.open(path)
     pattern = str(tmp_path / "a (1)-*.syr")

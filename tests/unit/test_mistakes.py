@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from written import written
 
 import dataload
 from dataload import ConfigError, Loader
@@ -52,10 +53,8 @@ def streams(**settings):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    with dataload.create(tmp_path / "train.syr") as writer:
-        writer.extend({"x": np.array(i)} for i in range(4))
-    with dataload.create(tmp_path / "train.tar") as writer:
-        writer.extend({"txt": "a", "id.json": b"1"} for _ in range(2))
+    written(tmp_path / "train.syr", [{"x": np.array(i)} for i in range(4)])
+    written(tmp_path / "train.tar", [{"txt": "a", "id.json": b"1"} for _ in range(2)])
     (tmp_path / "train.toml").write_text('[source]\npath = "train.syr"\n[loader]\nbatch_size = 2\n')
     np.savez(tmp_path / "a.npz", x=np.arange(8))
     np.save(tmp_path / "a.npy", np.ones((4, 2)))

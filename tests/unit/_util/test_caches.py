@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+from written import written
 
-import dataload
 from dataload._util.caches import Memo, PerProcess
 from dataload.errors import ClosedSourceError
 from dataload.sources.syrah.reader import SyrahSource
@@ -63,8 +63,7 @@ def test_a_value_that_is_dropped_while_it_is_made_is_forgotten():
 
 def test_a_source_that_is_closed_during_its_first_opening_is_closed(tmp_path):
     path, begun, go_on = tmp_path / "x.syr", threading.Event(), threading.Event()
-    with dataload.create(path) as writer:
-        writer.write({"n": np.arange(3)})
+    written(path, [{"n": np.arange(3)}])
 
     class Slow(SyrahSource):
         def _open_shard(self, path):

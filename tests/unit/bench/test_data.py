@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from written import written
 
 import dataload
 from benchmarks.workloads import made_data
@@ -91,9 +92,7 @@ def test_advice(made, rates, said):
 @pytest.fixture
 def own(tmp_path):
     path = str(tmp_path / "own.syr")
-    with dataload.create(path) as writer:
-        writer.extend({"x": np.full(4, i, np.float32), "y": i, "png": b"file"} for i in range(10))
-    return path
+    return written(path, [{"x": np.full(4, i, np.float32), "y": i, "png": b"file"} for i in range(10)])
 
 
 def test_data_of_the_users_own_in_another_format(tmp_path, own):
@@ -120,8 +119,7 @@ def test_own_data_are_known_by_their_content(tmp_path, own):
 
 def test_data_that_cannot_be_measured(tmp_path):
     dataload.create(tmp_path / "empty.syr").close()
-    with dataload.create(tmp_path / "raw.lmdb") as writer:
-        writer.write(b"bytes")
+    written(tmp_path / "raw.lmdb", [b"bytes"])
     for path, message, options in (
         (tmp_path / "empty.syr", r"empty\.syr has no records to measure", {}),
         (tmp_path / "raw.lmdb", r"the records of .*raw\.lmdb are bytes without fields.*--codec", {"codec": None}),

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_files import pack
+from written import written
 
 import dataload
 from dataload.catalog.arrays import IndexKey, load_cached, store_cached
@@ -137,9 +138,7 @@ def keyed(keys, name=None):
 
 def torchrecord(tmp_path):
     """A record is missing, and keys have two widths."""
-    path = tmp_path / "x.torchrecord"
-    with dataload.create(path, db_num=3) as writer:
-        writer.extend({"x": np.full(n % 5, n), "s": "x" * n} for n in range(32))
+    path = written(tmp_path / "x.torchrecord", [{"x": np.full(n % 5, n), "s": "x" * n} for n in range(32)], db_num=3)
     with lmdb.open(str(path), max_dbs=3) as env, env.begin(write=True) as txn:
         txn.delete(b"05", db=env.open_db(b"db1", txn=txn))
     (path / "lock.mdb").unlink()
@@ -185,8 +184,7 @@ def tokens(tmp_path):
 
 def syrah(record):
     def make(tmp_path):
-        with dataload.create(tmp_path / "a.syr") as writer:
-            writer.extend(record(i) for i in range(12))
+        written(tmp_path / "a.syr", [record(i) for i in range(12)])
         settle(tmp_path / "a.syr")
 
         def read(**options):

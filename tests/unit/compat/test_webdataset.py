@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import wds_pipelines
 from made_files import pack
+from written import written
 
-import dataload
 import dataload.compat.webdataset as wds
 from dataload.errors import ConfigError, MissingDependencyError, StateMismatchError, StoreError, WorkerError
 from dataload.sources.tar.reader import TarSource
@@ -380,9 +380,7 @@ def test_a_store_that_does_not_answer_is_no_reason_to_read_streams(paths, monkey
 
 
 def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
-    path = tmp_path / "x.tar"
-    with dataload.create(path) as writer:
-        writer.write({"__key__": "a", "cls": 7, "txt": "ä"})
+    path = written(tmp_path / "x.tar", [{"__key__": "a", "cls": 7, "txt": "ä"}])
     with wds.WebDataset(path, shardshuffle=False) as data:
         assert next(iter(data))["cls"] == b"7"
         assert next(iter(data.decode()))["txt"] == "ä"

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from written import written
 
 import dataload
 from dataload._util.randomness import derive_key
@@ -165,8 +166,7 @@ def test_limits_temperature_and_least_share_of_a_mixture():
 
 def test_sources_of_a_mixture_have_names(tmp_path):
     for name, start in {"web": 0, "books": 100}.items():
-        with dataload.create(tmp_path / f"{name}.syr") as writer:
-            writer.extend({"x": np.int64(i)} for i in range(start, start + 40))
+        written(tmp_path / f"{name}.syr", [{"x": np.int64(i)} for i in range(start, start + 40)])
     unnamed = [{"path": str(tmp_path / f"{name}.syr")} for name in ("web", "books")]
     named = [{**table, "name": name} for table, name in zip(unnamed, ("web", "books"), strict=True)]
 
@@ -256,8 +256,7 @@ def test_arrays_that_do_not_fit(tmp_path):
 
 def write(path, first, lengths):
     """Records of one file: x, as long as it says and full of the record's number, and the number itself."""
-    with dataload.create(path) as writer:
-        writer.extend({"x": np.full(length, i), "y": i} for i, length in enumerate(lengths, first))
+    written(path, [{"x": np.full(length, i), "y": i} for i, length in enumerate(lengths, first)])
 
 
 @pytest.fixture

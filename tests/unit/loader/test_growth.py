@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from samples import sampled
+from written import written
 
 import dataload
 from dataload import ConfigError, Loader, StateMismatchError
@@ -180,11 +181,9 @@ def test_a_shard_that_was_rewritten_is_found_among_many(tmp_path):
         state = loader.state_dict()
         assert len(json.dumps(state)) < 700
         paths = source.paths
-    with dataload.create(paths[57], overwrite=True) as writer:
-        writer.write({"y": np.array(1)})
+    written(paths[57], [{"y": np.array(1)}], overwrite=True)
     add_to = [*paths, paths[0].replace("00000", "more")]
-    with dataload.create(add_to[-1]) as writer:
-        writer.write({"y": np.array(1)})
+    written(add_to[-1], [{"y": np.array(1)}])
     for files in (paths, add_to, paths[:70]):
         with dataload.open(files) as source:
             assert f"they differ from number 56 ({os.path.basename(paths[56])}) on" in refused(source, state)

@@ -4,6 +4,7 @@ import lmdb
 import numpy as np
 import pytest
 from made_files import pack
+from written import written
 
 import dataload
 from dataload import CorruptFileError
@@ -29,9 +30,7 @@ class Sharded(Source):
 
 
 def write(path, count, **options):
-    with dataload.create(path, **options) as writer:
-        writer.extend({"x": np.full(3, number, np.float32)} for number in range(count))
-    return path
+    return written(path, [{"x": np.full(3, number, np.float32)} for number in range(count)], **options)
 
 
 def places(source):
@@ -94,8 +93,7 @@ def test_places_of_any_source(tmp_path):
 def test_offsets_lead_to_the_bytes_of_the_record(tmp_path, name):
     """Searches the file for the bytes themselves."""
     marks = [number.to_bytes(3, "big").hex() for number in range(0x9A1, 0x9A7)]
-    with dataload.create(tmp_path / name) as writer:
-        writer.extend({"x": mark} for mark in marks)
+    written(tmp_path / name, [{"x": mark} for mark in marks])
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     [data] = [data for data in files if marks[0].encode() in data]
     source = dataload.open(tmp_path / name)[1:]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from made_files import pack
+from written import written
 
 import dataload
 from dataload import ConfigError
@@ -158,12 +159,6 @@ TOO_LARGE = r"the record takes [\d,]+ bytes of memory, and max_record_bytes is 1
 FORMATS = [entry for entry in built_in_formats() if entry.takes_paths]
 
 
-def write(path, records, **options):
-    with dataload.create(path, **options) as writer:
-        writer.extend(records)
-    return path
-
-
 def arrays_of(size):
     return {"x": np.zeros(size, np.uint8)}
 
@@ -201,7 +196,7 @@ def test_a_record_that_is_stored_in_more(tmp_path, name, record, writing, readin
     good = [0, 1, 3]
     if one_length:
         sizes, good = [1_100] * 4, []
-    path = write(tmp_path / name, map(record, sizes), **writing)
+    path = written(tmp_path / name, map(record, sizes), **writing)
     with dataload.open(path, **reading, map=mapped) as source:
         assert len(source.read([BAD])) == 1
         default = source.fingerprint()
@@ -256,7 +251,7 @@ EXAMPLE = {"codec": "example"}
     ],
 )
 def test_a_codec_of_a_format_has_the_limit(tmp_path, name, records, writing, reading, message):
-    source = dataload.open(write(tmp_path / name, records, **writing), **reading, max_record_bytes=LIMIT)
+    source = dataload.open(written(tmp_path / name, records, **writing), **reading, max_record_bytes=LIMIT)
     for read in (source.read, source.read_batch):
         with pytest.raises(CorruptFileError, match=message):
             read([1])

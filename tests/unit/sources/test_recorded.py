@@ -5,6 +5,7 @@ import json
 import lmdb
 import numpy as np
 import pytest
+from written import written
 
 import dataload
 from dataload.convert import convert
@@ -19,9 +20,7 @@ bytes_formats = pytest.mark.parametrize("suffix", ["array_record", "lmdb"])
 
 
 def write(path, records=RECORDS, **options):
-    with dataload.create(path, **options) as writer:
-        writer.extend(records)
-    return path
+    return written(path, records, **options)
 
 
 def recorded(path):

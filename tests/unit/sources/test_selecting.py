@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written import written
 
 import dataload
 from dataload import ConfigError, MemorySource, RangeSource
@@ -168,8 +169,7 @@ def write(tmp_path):
     def write(count=200, times=(1e9, 1e9)):
         for shard, time in enumerate(times):
             path = tmp_path / f"{shard}.syr"
-            with dataload.create(path, overwrite=True) as writer:
-                writer.extend({"x": np.arange(i, i + 2), "label": i % 7} for i in range(shard, count, 2))
+            written(path, [{"x": np.arange(i, i + 2), "label": i % 7} for i in range(shard, count, 2)], overwrite=True)
             os.utime(path, (time, time))
         return dataload.open(tmp_path)
 
@@ -206,8 +206,7 @@ def test_a_result_is_kept_beside_the_data(tmp_path, write):
 
 
 def test_a_result_is_of_the_code_that_decodes_the_records(tmp_path):
-    with dataload.create(tmp_path / "a.lmdb") as writer:
-        writer.extend([bytes([i]) for i in range(20)])
+    written(tmp_path / "a.lmdb", [bytes([i]) for i in range(20)])
     os.utime(tmp_path / "a.lmdb" / "data.mdb", (1e9, 1e9))
     parts = []
     for sign in (1, -1):
@@ -271,8 +270,7 @@ def test_the_sixteen_results_that_were_used_last_are_kept(tmp_path, write):
 
 def test_results_of_data_at_urls_are_kept_while_the_objects_are_the_same(tmp_path, object_server, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    with dataload.create(tmp_path / "x.syr") as writer:
-        writer.extend({"x": np.full(10_000, i), "label": i % 7} for i in range(9))
+    written(tmp_path / "x.syr", [{"x": np.full(10_000, i), "label": i % 7} for i in range(9)])
     data = (tmp_path / "x.syr").read_bytes()
     bucket, options = object_server.bucket(), object_server.storage_options()
     object_server.put(bucket, "x.syr", data)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from made_files import change, image, same
 from refusals import refuses
+from written import written
 
 import dataload
 from dataload._util.caches import Memo
@@ -476,8 +477,7 @@ def test_pyarrow_reads_what_we_write(tmp_path, name, compression):
         "day": np.datetime64("2024-01-01"),
         "in": {"day": np.array("2024-01-01", "M8[D]"), "n": np.array(1, np.int8)},
     }
-    with dataload.create(tmp_path / f"again-{name}") as writer:  # structs are read as dicts of arrays without axes
-        writer.extend({**record, **day} for record in source)
+    written(tmp_path / f"again-{name}", [{**record, **day} for record in source])
     again = read(tmp_path / f"again-{name}")
     assert again.column("place").to_pylist() == [record["place"] for record in RECORDS]
     date = datetime.date(2024, 1, 1)
@@ -520,16 +520,13 @@ SIZED += ["äöüß", [3], [["abc", "defgh"]], {"role": "user", "content": ["abc
 @pytest.mark.parametrize("value", SIZED, ids=str)
 def test_groups_have_the_bytes_that_were_asked_for(tmp_path, value):
     for group_bytes, rows in ((16, [2, 2, 1]), (17, [3, 2]), (8, [1] * 5)):
-        with dataload.create(tmp_path / "a.parquet", group_bytes=group_bytes, overwrite=True) as writer:
-            writer.extend([{"x": value}] * 5)
+        written(tmp_path / "a.parquet", [{"x": value}] * 5, group_bytes=group_bytes, overwrite=True)
         metadata = pq.read_metadata(tmp_path / "a.parquet")
         assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == rows
 
 
 def test_pages_that_we_write_have_checksums_that_are_compared(tmp_path):
-    path = tmp_path / "a.parquet"
-    with dataload.create(path, compression=None) as writer:
-        writer.write({"x": 1 << 40})
+    path = written(tmp_path / "a.parquet", [{"x": 1 << 40}], compression=None)
     data = path.read_bytes()
     change(path, data.index(bytes([0, 0, 0, 0, 0, 1, 0, 0])), b"\1")
     with dataload.open(path) as source, pytest.raises(CorruptFileError, match="CRC checksum"):

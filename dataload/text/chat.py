@@ -104,7 +104,8 @@ class Chat(ChatTransform):
 
     Attributes:
         tokenizer: A fast tokenizer of transformers, or the name or directory of one.
-        messages: The field of messages: dicts with ``role`` and ``content``, as transformers take them, or JSON.
+        messages: The field of messages: dicts with ``role`` and ``content``, as transformers take them, or JSON. In
+            dicts, other keys that are None count as missing, because a table gives each struct the keys of all rows.
         train_on: Tokens to learn: ``"assistant"``, those of all answers; ``"last"``, of the last answer; ``"all"``.
         tools: The field of tools, JSON schemas, if the sample has it.
         chat_template: A chat template to use instead of the tokenizer's.
@@ -198,14 +199,23 @@ def messages_of(sample: Any, name: str) -> list[Message]:
 
 def _parsed(value: Any, name: str) -> Any:
     """Return the value of a field, from JSON if it is text."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
     if not isinstance(value, (str, bytes)):
-        return value
+        return _without_nulls(value.tolist() if isinstance(value, np.ndarray) else value)
     try:
         return json.loads(value)
     except ValueError as error:
         raise ConfigError(f"field {name!r} is text, and not JSON: {error}", key=name) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the keys that are None: in a table, each struct has the keys of all rows."""
+    if isinstance(value, (list, tuple)):
+        return [_without_nulls(each) for each in cast("Sequence[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    given = cast("dict[str, Any]", value)
+    kept = "content" if "role" in given else None  # templates ask whether it is none
+    return {key: _without_nulls(each) for key, each in given.items() if each is not None or key == kept}
 
 
 _ANSWERS = ("chosen", "rejected")

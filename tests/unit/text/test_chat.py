@@ -109,6 +109,11 @@ def test_tools_and_system_messages_are_rendered_and_not_learnt():
     assert (as_text["labels"] == sample["labels"]).all()
     mappings = transform({"messages": tuple(map(MappingProxyType, talk)), "tools": tools})
     assert (mappings["labels"] == sample["labels"]).all()
+    # In a table, each struct has the keys of all rows.
+    table = [{"name": None, "tool_calls": None, **message} for message in talk]
+    table[2]["tool_calls"] = [{**call, "function": {"name": "weather", "arguments": {"city": "Rome", "at": None}}}]
+    nulls = transform({"messages": table, "tools": [{**tools[0], "strict": None}]})
+    assert nulls["input_ids"].tolist() == sample["input_ids"].tolist()
     assert "# Tools" not in transform.tokenizer.decode(transform({"messages": talk, "tools": []})["input_ids"])
     renamed = Chat(make("qwen2_5"), "talk", tools="functions")({"talk": talk, "functions": tools})
     assert (renamed["labels"] == sample["labels"]).all()

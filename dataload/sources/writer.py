@@ -62,9 +62,9 @@ class ClosedOrAborted(ABC):
         if state != "open":
             raise ConfigError(f"the writer of {path} is {state}: nothing more can be written")
 
-    def __del__(self) -> None:
-        # A writer that was never closed leaves nothing behind.
-        with contextlib.suppress(Exception):
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
+        # A writer that was never closed leaves nothing behind. At the interpreter's exit, `contextlib` may be gone.
+        with suppress(Exception):
             if self._pid == os.getpid():
                 self.abort()
 

@@ -220,7 +220,7 @@ def advice(measurements: Sequence[Measurement], files: Sequence[FileFacts]) -> s
         return ""
     best, rate = max(own.items(), key=lambda item: item[1])
     said = f"As it is, num_workers={best[3]} is best: {rate:,.0f} records/s"
-    if alone := next((other for setting, other in own.items() if setting[3] == 0 != best[3]), 0.0):
+    if best[3] and (alone := own.get((*best[:3], 0))):
         said += f", {rate / alone:.1f} times as many as without workers"
     pooled = max((other for setting, other in rates.items() if setting[0] and setting[2] == "pool"), default=0.0)
     if pooled > _WORTH_IT * rate:

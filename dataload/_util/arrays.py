@@ -263,3 +263,18 @@ def _split(column: Any, rows: int) -> list[Any]:
         parts, make = cast("tuple[Any, ...]", column), getattr(type(cast("Any", column)), "_make", tuple)
         return [*map(make, zip(*(_split(part, rows) for part in parts), strict=True))] if parts else [()] * rows
     return split_rows(column)
+
+
+def as_array(value: Any) -> Any:
+    """Return an array or a tensor with values as an array, float32 if numpy lacks its dtype; anything else as it is."""
+    if not hasattr(value, "__array__") or not hasattr(value, "shape") or isinstance(value, np.generic):
+        return value
+    is_tensor = hasattr(value, "detach")  # of torch
+    try:
+        return np.asarray(value.detach().cpu() if is_tensor else value)
+    except (TypeError, RuntimeError):
+        pass
+    try:
+        return np.asarray(value.detach().cpu().to_dense().float()) if is_tensor else value
+    except (TypeError, RuntimeError):
+        return value

@@ -13,9 +13,10 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from dataload._util.arrays import as_array
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.analysis.shown import as_array, count_rows, has_others, has_rows, planned_rows, policy_of, row_of
+from dataload.analysis.shown import count_rows, has_others, has_rows, planned_rows, policy_of, row_of
 from dataload.errors import ConfigError
 from dataload.loader.failures import ErrorPolicy
 from dataload.loader.loader import Loader

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from dataload._util.arrays import as_array
 from dataload.analysis.shown import (
     Shown,
     ShownRow,
-    as_array,
     as_integers,
     columns_of,
     describe_column,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.arrays import as_array
 from dataload.catalog.facts import classes_of
 from dataload.collate import Ragged
 from dataload.errors import printable
@@ -61,21 +62,6 @@ def columns_of(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from columns_of(column, f"{name}.{key}" if name else str(key))
     else:
         yield name, batch
-
-
-def as_array(value: Any) -> Any:
-    """Return an array or a tensor with values as an array, float32 if numpy lacks its dtype; anything else as it is."""
-    if not hasattr(value, "__array__") or not hasattr(value, "shape") or isinstance(value, np.generic):
-        return value
-    is_tensor = hasattr(value, "detach")  # of torch
-    try:
-        return np.asarray(value.detach().cpu() if is_tensor else value)
-    except (TypeError, RuntimeError):
-        pass
-    try:
-        return np.asarray(value.detach().cpu().to_dense().float()) if is_tensor else value
-    except (TypeError, RuntimeError):
-        return value
 
 
 def as_integers(value: Any) -> Array | None:

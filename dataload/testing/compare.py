@@ -3,10 +3,12 @@
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.arrays import as_array
 from dataload.types import BytesColumn
 
 _SHOWN = 60
@@ -18,8 +20,10 @@ def difference(got: Any, want: Any, label: str) -> str | None:
     """Describe the first difference between two records or batches, or return None if they are equal bit by bit."""
     # 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label` names the value.
     got, want = (list(value) if isinstance(value, BytesColumn) else value for value in (got, want))
-    if type(got) is not type(want):
+    is_tensor = hasattr(want, "dtype") and not isinstance(want, np.ndarray)
+    if type(got) is not type(want) or (is_tensor and got.dtype != want.dtype):
         return f"{label} is {show(got)}, expected {show(want)}"
+    got, want = as_array(got), as_array(want)
     if isinstance(want, np.ndarray):
         return _array_difference(got, want, label)
     if isinstance(want, Mapping):
@@ -33,16 +37,18 @@ def difference(got: Any, want: Any, label: str) -> str | None:
         parts = (difference(a, b, f"{label}[{i}]") for i, (a, b) in enumerate(zip(got, want, strict=True)))
         return next((part for part in parts if part), None)
     # repr distinguishes -0.0 from 0.0, and is equal for NaNs.
-    same = repr(got) == repr(want) if isinstance(want, float) else bool(got == want)
+    is_number = isinstance(want, (float, complex, Decimal, np.generic))
+    same = repr(got) == repr(want) if is_number else bool(got == want)
     return None if same else f"{label} is {show(got)}, expected {show(want)}"
 
 
 def _array_difference(got: Any, want: Any, label: str) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
         return f"{label} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
-    if got.dtype == np.longdouble or got.dtype.hasobject:
-        # A long double has 80 bits in 16 bytes (the rest is padding); objects are pointers.
-        same = bool(np.array_equal(got, want, equal_nan=got.dtype == np.longdouble))
+    if got.dtype.hasobject:
+        return difference(got.tolist(), want.tolist(), label)
+    if got.dtype == np.longdouble:  # which has 80 bits in 16 bytes; the rest is padding
+        same = bool(np.array_equal(got, want, equal_nan=True))
     else:
         same = got.tobytes() == want.tobytes()
     if same:
@@ -70,8 +76,7 @@ def record_digest(record: Any) -> str:
 def _canonical(value: Any) -> Iterator[bytes]:
     size = len(cast("Any", value)) if isinstance(value, (list, tuple, Mapping)) else 0  # tells [[1], 2] from [[1, 2]]
     yield f"{type(value).__name__} {size}".encode()
-    if isinstance(value, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", value)
+    if isinstance(array := as_array(value), np.ndarray):
         yield f"{array.dtype} {array.shape}".encode()
         has_bytes = not array.dtype.hasobject and array.dtype != np.longdouble  # see `_array_difference`
         yield array.tobytes() if has_bytes else repr(array.tolist()).encode()
@@ -99,10 +104,10 @@ def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def overwrite(value: Any) -> int:
-    """Change every byte of every array and bytearray in `value`; return their number."""
+    """Change every byte of every array and bytearray in `value`, but no objects; return their number."""
     count = 0
     for array in arrays_in(value):
-        if array.nbytes:
+        if array.nbytes and not array.dtype.hasobject:
             inverted = np.invert(np.frombuffer(array.tobytes(), np.uint8))  # a copy, because of strides
             array[...] = inverted.view(array.dtype).reshape(array.shape)
             count += 1

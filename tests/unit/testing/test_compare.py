@@ -1,6 +1,7 @@
 """What the suite calls equal: a comparison that is lax would pass every wrong source."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ DIFFERENT = [
     (np.zeros(2), np.array([0.0, 1.0]), "x differs at (1,): array([0., 0.]), expected array([0., 1.])"),
     (np.zeros(2), -np.zeros(2), "x differs at NaNs or signs of zero"),
     (np.array([NAN]), OTHER_NAN, "x differs at (0,)"),
-    (np.array(["a"], object), np.array(["b"], object), "x differs at (0,)"),
+    (np.array(["a"], object), np.array(["b"], object), "x[0] is 'a' (str), expected 'b'"),
+    (np.float32(0), np.float32(-0.0), "(float32), expected"),
     (np.zeros(1, np.longdouble), np.ones(1, np.longdouble), "x differs at (0,)"),
     (Ragged(np.zeros(2), np.zeros(1)), Ragged(np.zeros(2), np.ones(1)), "x[1] differs at (0,)"),
     (b"a" * 500, b"a" * 499, "..."),
@@ -52,7 +54,8 @@ def test_values_that_differ(one, other, text):
     "value",
     [
         1, NAN, -0.0, math.inf, b"", "é", True, None, [], {}, (), np.array([NAN, -0.0]), np.zeros((0, 3), np.int8),
-        np.array(3), np.full(2, NAN, np.longdouble), np.array([b"a", None], object),
+        np.array(3), np.full(2, NAN, np.longdouble), np.array([b"a", None, NAN], object),
+        np.float32(NAN), complex(0, NAN), np.datetime64("NaT"), Decimal("NaN"),
         {"a": [np.arange(3)], "b": {"c": (1, 2)}},
         Ragged(np.zeros(2), np.zeros(1)),
     ],
@@ -64,6 +67,16 @@ def test_a_copy_is_equal_and_shares_nothing(value):
     assert record_digest(copy) == record_digest(value)
     for one, other in zip(arrays_in(copy), arrays_in(value), strict=True):
         assert not np.shares_memory(one, other)
+
+
+def test_tensors_are_compared_by_their_elements():
+    torch = pytest.importorskip("torch")
+    for value in (torch.tensor([1.0, NAN]), torch.ones(2, 3).bfloat16(), torch.empty(0)):
+        test_a_copy_is_equal_and_shares_nothing(value)
+    one = torch.zeros(2000)
+    assert "x differs at (1000,)" in difference(one, torch.arange(2000).eq(1000).float(), "x")
+    assert "expected tensor" in difference(one, one.bfloat16(), "x")
+    assert record_digest(one) != record_digest(torch.arange(2000).eq(1000).float())
 
 
 def test_fields_are_no_sequence_and_strides_no_difference():
@@ -85,6 +98,7 @@ def test_overwrite_changes_every_byte_of_what_is_writable():
         "b": [np.zeros(2, bool), bytearray(b"ab")],
         "e": np.empty(0),
     }
+    overwrite(np.array([None]))  # objects are left alone
     before = snapshot(values)
     overwrite(values)
     for one, other in zip(arrays_in(values), arrays_in(before), strict=True):

@@ -66,7 +66,7 @@ def order_command(
     settings = [*(overrides or ()), *options.ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
         options.load_state(loader, state, changes)
-        planner = loader.batch_sampler
+        planner = loader.batch_sampler_of(epoch)
         if steps is not None:
             chosen = options.parse_range(steps, "--steps")
             options.check_steps(chosen, planner.steps(epoch), epoch, "--steps", steps)

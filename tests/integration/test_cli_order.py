@@ -76,6 +76,17 @@ def test_steps_are_those_of_the_loader(config, epoch):
     assert one == found[7]
 
 
+def test_steps_after_a_state_of_batches_of_another_size(config, tmp_path):
+    path = tmp_path / "state.json"
+    with dataload.from_config(config, overrides=["loader.batch_size=10"]) as loader:
+        next(iter(loader))
+        path.write_text(json.dumps(loader.state_dict()))
+    with dataload.from_config(config) as loader:
+        loader.load_state_dict(json.loads(path.read_text()))
+        served = [batch["index"].tolist() for batch in loader]
+    assert [line["indices"] for line in lines(config, "--state", path, "--steps", "0:62")] == served
+
+
 def test_a_state_tells_what_each_source_has_given(tmp_path):
     (tmp_path / "mix.toml").write_text(
         """

@@ -133,7 +133,7 @@ def pad(arrays: Sequence[Array], value: float, to: int | Sequence[int], name: st
 
 def laid_out(pieces: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return pieces of rows, one after another, as an array of this `shape`, copied in one call."""
-    dtype = pieces[0].dtype
+    dtype = pieces[0].dtype.newbyteorder("=")
     out = (np.empty if dtype.hasobject else pooled_empty)(shape, dtype)
     np.concatenate(pieces, out=out.reshape(shape[0] * shape[1], *shape[2:]))
     return out
@@ -379,7 +379,8 @@ def _comparable(values: list[Any], name: str, policy: Policy) -> list[Array]:
                 f"{may}",
                 key=name or None,
             )
-    return [array.astype(first.dtype, copy=False) for array in arrays]
+    dtype = first.dtype.newbyteorder("=")  # as `np.stack`
+    return [array.astype(dtype, copy=False) for array in arrays]
 
 
 def _describe(array: Array) -> str:

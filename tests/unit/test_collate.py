@@ -3,7 +3,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dataload.collate import Collate, Pad, Ragged, default_collate, empty_like, scatter_columns
+from dataload.collate import Collate, Pack, Pad, Ragged, default_collate, empty_like, scatter_columns
 from dataload.errors import ConfigError, SourceError
 from dataload.testing.compare import difference, overwrite
 from dataload.types import BytesColumn, TextColumn
@@ -272,6 +272,9 @@ CHAT = [{"ids": np.arange(1, 4), "labels": np.arange(1, 4), "x": 1}, {"ids": np.
 def test_each_field_has_its_own_padding(rule, expected):
     batch = Collate({"ids": rule, "labels": Pad(-100)})(CHAT)
     equal(batch, {"ids": np.array(expected), "labels": np.array([[1, 2, 3], [7, -100, -100]]), "x": np.array([1, 2])})
+    foreign = [{"ids": sample["ids"].astype(">i4")} for sample in CHAT]
+    equal(Collate({"ids": rule})(foreign), {"ids": np.array(expected, np.int32)})  # as stacked arrays are
+    assert Pack()(foreign)["ids"].dtype.isnative
     nested = Collate({"a.ids": rule})([{"a": {"ids": sample["ids"]}} for sample in CHAT])
     equal(nested, {"a": {"ids": np.array(expected)}})
 

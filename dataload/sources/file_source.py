@@ -59,6 +59,7 @@ class FileSource(Source[T_co]):
 
     Attributes:
         options: The options as an instance of `options_type`.
+        has_urls: Whether any file is at a URL.
     """
 
     format_name: str
@@ -90,6 +91,7 @@ class FileSource(Source[T_co]):
         self._described: list[tuple[Any, ...]] | None = None
         self._is_alone = False  # whether the last shard of `look_at` was a single local file
         self._prepare()
+        self.has_urls: bool = any(map(is_url, self._paths))
 
     def _prepare(self) -> None:
         """Check options against each other and the paths, and set what `_open_shard` needs; called once."""
@@ -300,14 +302,14 @@ class FileSource(Source[T_co]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
-        if self._remote is None or not any(map(is_url, self._paths)):
+        if self._remote is None or not self.has_urls:
             return None
         opened = self._data_set()
         files, chosen = [*map(self._data_file, self._paths)], self._choose(check_fields(fields), opened)
         return read_ahead(files, opened, self._remote, steps, chosen, here=here, share=share)
 
     def _traffics(self) -> Sequence[Traffic]:
-        return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
+        return () if self._remote is None or not self.has_urls else (self._remote.traffic,)
 
     def _files(self) -> Sequence[tuple[str, Remote | None]]:
         return [(self._data_file(path), self._remote) for path in self._paths]
@@ -335,7 +337,7 @@ class FileSource(Source[T_co]):
         shards = range(len(self._paths))
         if self._known is not None and self._known.contents is not None:
             return [mark or self._mark_of(shard) for shard, mark in enumerate(self._known.contents)]
-        if self._remote is None or not any(map(is_url, self._paths)):
+        if self._remote is None or not self.has_urls:
             alike, versions = self._data_set().alike, self._versions
             likes = repeat(None) if alike is None or versions is None else alike.like(self._paths, versions)
             return [*map(self._mark_of, shards, likes)]
@@ -365,7 +367,7 @@ class FileSource(Source[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_described"}
-        if self._known is not None and not any(map(is_url, self._paths)):
+        if self._known is not None and not self.has_urls:
             # What is known of local files holds here and now. Workers compare versions.
             state["_known"] = replace(self._known, contents=None, versions=None)
         if not is_pickled_for_worker():

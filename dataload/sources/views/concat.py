@@ -26,7 +26,6 @@ from dataload.sources.prefetch import ComponentPrefetch, shared_steps, steps_wit
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.joint import JointShards, join, whole_of
-from dataload.storage import is_url
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, StepsAhead
 
 _KEY = "__key__"
@@ -345,7 +344,7 @@ def _may_read_ahead(source: Source[Any]) -> bool:
     """Return whether a source has something to fetch before it is read: not if its files are here."""
     part = whole_of(source)
     if isinstance(part, FileSource) and type(part).read_ahead is FileSource.read_ahead:
-        return any(map(is_url, part.paths))
+        return part.has_urls
     return hasattr(type(part), "read_ahead")  # an instance is slow to ask, and so is a protocol
 
 

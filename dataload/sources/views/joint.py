@@ -102,7 +102,7 @@ def join(sources: Sequence[Source[Any]], bounds: Int64Array) -> JointShards | Me
         if not _are_alike(part, files[0] if files else part):
             return None
         files.append(part)
-    shards = sum(len(source.paths) for source in files)
+    shards = sum(len(source.paths) for source in {*files})
     return JointShards(sources, bounds, files) if max(len(sources), shards) <= MOST_SHARDS else None
 
 

@@ -568,6 +568,19 @@ def test_parts_of_several_sources_are_read_together(written, chosen, seed):
             assert source.read_batch(order, ["n"])["n"].tolist() == [records[index]["n"] for index in order.tolist()]
 
 
+def test_many_parts_of_many_files_are_read_together(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}.npy" for number in range(730)]  # 730 * 730 is more than can be read together
+    for number, path in enumerate(paths):
+        np.save(path, np.array([number, number], np.int32))
+    with dataload.open(paths, window=1) as source:
+        looks = []
+        monkeypatch.setattr("dataload.sources.file_source.is_url", looks.append)
+        parts = dataload.concat([source[2 * number : 2 * number + 2] for number in range(len(paths))])
+        monkeypatch.setattr("dataload.sources.views.concat.split_by_shard", None)  # no loop over parts
+        assert parts.read_batch([3, 1459, 0])["tokens"].tolist() == [[1], [729], [0]]
+        assert len(looks) < 10 * len(paths)
+
+
 def indices_of(source):
     """The indices of a part among the records of the whole source."""
     indices = np.arange(len(source))

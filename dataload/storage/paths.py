@@ -43,11 +43,11 @@ def is_url(path: str) -> bool:
 
 def is_web_url(path: str) -> bool:
     """Return whether `path` is on a web server, which lists no files and cannot refuse to replace one."""
-    return path[:8].lower().startswith(("http://", "https://"))
+    return path.lower().startswith(("http://", "https://"))
 
 
 def is_hub_url(path: str) -> bool:
-    return path[:5].lower() == "hf://"
+    return path.lower().startswith("hf://")
 
 
 def split_hub_url(url: str) -> tuple[str, str, str, str]:

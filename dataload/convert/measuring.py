@@ -95,7 +95,7 @@ def _columns(
         return None
     columns = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {"": found})
     for name, column in columns.items():
-        if isinstance(column, Mapping):  # fields in fields
+        if isinstance(column, (Mapping, tuple)):  # fields in fields, or columns of tuples
             return None
         if isinstance(column, np.ndarray) and column.ndim == 1:
             # Python's numbers: if a column mixes both, integers became floats. Files hold numbers of one type.

@@ -26,7 +26,7 @@ VALUES = st.one_of(
     st.binary(max_size=3),
     st.integers(-5, 5),
     st.floats(),
-    st.sampled_from(["x" * 64, "x" * 65, b"\xff", [1, 2], {"a": 1}]),
+    st.sampled_from(["x" * 64, "x" * 65, b"\xff", [1, 2], (1, 2.5), {"a": 1}]),
 )
 RECORDS = st.lists(st.fixed_dictionaries({"x": VALUES}, optional={"y": VALUES}), min_size=1, max_size=12)
 
@@ -35,8 +35,13 @@ def model(values):
     """Compute statistics one value, and one number, at a time."""
     plain = [np.asarray(v) if isinstance(v, (bool, int, float)) else v for v in values]
     arrays = [v for v in plain if isinstance(v, np.ndarray)]
-    shapes = [v.shape if isinstance(v, np.ndarray) else None if isinstance(v, (list, dict)) else () for v in plain]
-    sizes = [None if isinstance(v, dict) or (np.ndim(v) == 0 and isinstance(v, np.ndarray)) else len(v) for v in plain]
+    shapes = [
+        v.shape if isinstance(v, np.ndarray) else None if isinstance(v, (list, tuple, dict)) else () for v in plain
+    ]
+    sizes = [
+        None if isinstance(v, (tuple, dict)) or (np.ndim(v) == 0 and isinstance(v, np.ndarray)) else len(v)
+        for v in plain
+    ]
     numbers = [number.item() for array in arrays for number in array.ravel().astype(array.dtype.newbyteorder("="))]
     finite = [Fraction(number) for number in numbers if np.isfinite(number)]
     return {
@@ -86,6 +91,7 @@ def found_by(field):
 
 @given(RECORDS, st.data())
 @example([{"x": 1.5}, {"x": 1}, {"x": 2.5}], None)
+@example([{"x": (1, 2.5)}] * 3, None)
 @example([{"x": np.array([2.0**60, 1.0, -(2.0**60)])}, {"x": np.array([1e300, 5e-324, -1e300])}], None)
 def test_any_division_gives_what_a_slow_model_gives(records, data):
     whole = measure(MemorySource(records))

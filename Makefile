@@ -307,11 +307,9 @@ EVERY ?= 0
 names: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/names.py --every $(EVERY)
 
-# Kills writers at random moments, and each kind of job at each operation and request (at each STEP-th of them), and
-# lets jobs write to one destination. Looks for what is lost, half-written or left over.
-KILLS ?= 1000
+# Kills writers and each kind of job at each operation and request (at each STEP-th of them), and lets jobs write to
+# one destination. Looks for what is lost, half-written or left over.
 kills: $(INSTALLED) $(CORE)
-	$(BIN)/python tests/fuzz/kills.py --kills $(KILLS)
 	$(BIN)/python tests/fuzz/job_kills.py --every $(or $(STEP),1) --rounds $(or $(ROUNDS),200)
 
 # Stops jobs after random steps, goes on with other workers and ranks, and compares the batches.

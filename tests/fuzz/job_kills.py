@@ -28,15 +28,16 @@ from drive import command_line  # which finds the others
 
 # isort: split
 import killed
+import numpy as np
 from converted import content
 from fault_proxy import FaultProxy, Faults
 from object_server import ObjectServer
 
-import dataload
 from dataload.errors import DataloadError
 
 # Without a manifest, new shards open as far as they are written.
 SEEN = (None, [*range(9)], [*range(3)], [*range(4)], [*range(6)], [0] * 8, [*range(9), 0, 2, 1])
+WHOLE = ([*range(9)], [*range(4)], [*range(4, 9)], [0] * 8, [0] * 4)  # of one file or two, new or old
 COUNTS: Counter[str] = Counter()
 LOST = re.compile(
     r"another (process|conversion)|exists|is the journal of|has changed|cannot (resume|write|merge)|in \d+ parts|"
@@ -60,7 +61,14 @@ class Here:
         return place
 
     def content(self, place: tuple) -> dict:
+        assert not [*Path(place[0]).glob(".*.tmp")], "a hidden folder is left over"
         return content(Path(place[0]))
+
+    def half_written(self, job: str, place: tuple) -> list[str]:
+        """Return the files at the destination that are neither the old ones nor the new ones as a whole, or missing."""
+        files = sorted(Path(place[0]).glob(f"a*.{place[1]}")) if job in killed.FEW else []
+        lost = {"overwrite": 2, "rewrite": 1, "rewrite without exchange": 1}.get(job, 0) - len(files)
+        return ["lost"] * lost + [path.name for path in files if readable((str(path), *place[1:])) not in WHOLE]
 
     def drop(self, place: tuple) -> None:
         shutil.rmtree(place[0])
@@ -110,6 +118,9 @@ class There(Here):
             assert not os.listdir(uploads), "an upload is left over"
         return found
 
+    def half_written(self, job: str, place: tuple) -> list[str]:
+        return []
+
     def drop(self, place: tuple) -> None:
         if objects := self._objects(place):
             self.server.store(self.bucket).delete(objects)
@@ -136,10 +147,9 @@ def killed_job(job: str, place: tuple) -> None:
 
 def readable(place: tuple) -> list[int] | None:
     """Return the numbers of the records that opening the directory gives; None if it is refused."""
-    options = {"decode": "auto"} if place[1] == "tar" else killed.FORMATS[place[1]]
     try:
-        with dataload.open(place[0], **options, **place[2]) as source:
-            return [int(record["n"]) for record in source]
+        with killed.opened(*place) as source:
+            return [int(np.ravel(record.get("n", record.get("frame")))[0]) for record in source]
     except DataloadError:
         return None
 
@@ -162,6 +172,8 @@ def kill_everywhere(where: Here, job: str, suffix: str, every: int) -> Iterator[
             found = readable(place)
             if found not in SEEN:
                 yield f"{name}: readers see {found}"
+            if wrong := where.half_written(job, place):
+                yield f"{name}: half-written: {wrong}"
             killed.JOBS[job](*place, again=True)
             killed.complete(job, *place)
             if where.content(place) != expected:
@@ -269,8 +281,9 @@ def chosen(only: list[str], places: list[Here], kinds: Iterable[str]) -> list[tu
     """Return the places, kinds and formats whose names, such as ``s3/convert/tar``, have one of the patterns."""
     return [
         (where, kind, suffix)
-        for where, kind, suffix in itertools.product(places, kinds, killed.FORMATS)
-        if not only or any(re.search(each, f"{where.kind}/{kind}/{suffix}") for each in only)
+        for where, kind, suffix in itertools.product(places, kinds, killed.FORMATS | killed.MORE)
+        if (suffix in killed.FORMATS or (kind in killed.FEW and where.kind == "local"))
+        and (not only or any(re.search(each, f"{where.kind}/{kind}/{suffix}") for each in only))
     ]
 
 

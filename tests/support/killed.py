@@ -15,10 +15,17 @@ from dataload.catalog.arrays import list_cache, list_data, remove
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 from dataload.storage import Remote
+from dataload.storage.local import atomic
 
 OPERATIONS = ("open", "os.", "shutil.", "fcntl.")  # audit events
 NEVER = 1 << 30
 FORMATS = {"syr": {}, "tar": {}, "lmdb": {"codec": "tensorprotos"}}  # suffix -> options
+MORE = {  # only for `FEW` jobs
+    "torchrecord": {},
+    "array_record": {"codec": "tensorprotos", "options": "group_size:1,uncompressed"},
+    "mp4": {"pixel_format": "rgb24", "crf": 0, "preset": "ultrafast"},
+}
+FEW = ("write", "rewrite", "rewrite without exchange", "convert", "overwrite")
 
 
 def at_operations(act):
@@ -45,15 +52,42 @@ def end():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def source(records=9):
+def source(records=9, suffix=""):
+    if suffix == "mp4":
+        return dataload.MemorySource([{"frame": np.full((64, 64, 3), i, np.uint8)} for i in range(records)])
     return dataload.MemorySource([{"x": np.arange(i + 1.0), "n": np.array(i)} for i in range(records)])
+
+
+def old(suffix=""):
+    return dataload.MemorySource([{"frame": np.zeros((64, 64, 3), np.uint8)} if suffix == "mp4" else {"n": 0}] * 8)
+
+
+def opened(directory, suffix, options):
+    reading = {"decode": "auto"} if suffix == "tar" else {}
+    codec = (FORMATS | MORE)[suffix].get("codec")
+    return dataload.open(directory, **reading, **({} if codec is None else {"codec": codec}), **options)
 
 
 def written(directory, suffix, options, **settings):
     path = f"{directory}/a.{suffix}"
     given = {"shards": 2, **settings}
-    given.setdefault("source", source())
-    return convert(given.pop("source"), path, writer_options=FORMATS[suffix], **given, **options)
+    given.setdefault("source", source(suffix=suffix))
+    return convert(given.pop("source"), path, writer_options=(FORMATS | MORE)[suffix], **given, **options)
+
+
+def write(directory, suffix, options, *, again=False, records=None, **settings):
+    """Write one file, over one that a killed writer has left complete."""
+    path = f"{directory}/a.{suffix}"
+    if again and (options or os.path.exists(path)):
+        settings["overwrite"] = True
+    with dataload.create(path, **(FORMATS | MORE)[suffix], **settings, **options) as writer:
+        writer.extend(source(suffix=suffix) if records is None else records)
+
+
+def rewrite_without_exchange(*place, again):
+    """Replace a file where the system cannot exchange two directories."""
+    atomic._libc_rename = lambda: None
+    write(*place, overwrite=True)
 
 
 def indexed(directory, suffix, options, **settings):
@@ -78,6 +112,9 @@ def appended(directory, suffix, options, *, again):
 
 
 JOBS = {  # of a directory, a suffix and options for URLs; `again` after a kill
+    "write": write,
+    "rewrite": lambda *place, again: write(*place, overwrite=True),
+    "rewrite without exchange": rewrite_without_exchange,
     "convert": lambda *place, again: written(*place, resume=again),
     "overwrite": lambda *place, again: written(*place, overwrite=True),
     "part": lambda *place, again: written(*place, shards=3, part=(2, 2)),
@@ -92,14 +129,16 @@ JOBS = {  # of a directory, a suffix and options for URLs; `again` after a kill
 def prepare(job, *place, forget):
     """Make what the job finds; `forget` deletes a file of the directory by its name."""
     if job == "overwrite":
-        written(*place, source=dataload.MemorySource([{"n": 0}] * 8))
+        written(*place, source=old(place[1]))
+    elif job.startswith("rewrite"):
+        write(*place, records=old(place[1]))
     elif job in ("part", "merge"):
         for number in (1, 2)[: 1 if job == "part" else 2]:
             written(*place, shards=3, part=(number, 2))
     elif job == "append":
         written(*place, shards=3)
         indexed(*place, measuring=Measuring())
-    elif job != "convert":
+    elif job not in ("convert", "write"):
         written(*place, shards=3)
         for name in ("dataload.json", f".a.{place[1]}.convert.json"):
             forget(name)

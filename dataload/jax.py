@@ -145,14 +145,15 @@ class DeviceLoader(DevicePrefetcher[Any]):
         )
         return ConfigError(message, key="batch_size", value=rows)
 
-    def _send(self, batch: Any) -> Any:
+    def _send(self, batch: Any, name: str = "batch") -> Any:
         def place(path: Any, leaf: Any) -> Any:
-            return self._place(f"batch{jax.tree_util.keystr(path)}", leaf)
+            at = f"{name}{jax.tree_util.keystr(path)}"
+            if type(leaf) is dict:
+                columns = cast("dict[Any, Any]", leaf)
+                return {key: self._send(column, f"{at}[{key!r}]") for key, column in columns.items()}
+            return self._place(at, leaf)
 
-        def is_leaf(value: Any) -> bool:
-            return isinstance(value, Ragged)
-
-        return jax.tree_util.tree_map_with_path(place, batch, is_leaf=is_leaf)
+        return jax.tree_util.tree_map_with_path(place, batch, is_leaf=_is_leaf)
 
     def _place(self, name: str, value: Any) -> Any:
         _, ranks, blocks = self._rows
@@ -188,3 +189,9 @@ class DeviceLoader(DevicePrefetcher[Any]):
 
     def __repr__(self) -> str:
         return f"DeviceLoader({self.loader!r}, {self.sharding})"
+
+
+def _is_leaf(value: Any) -> bool:
+    """Return whether JAX must not take a value apart: it would sort keys of dicts, and visit each of many texts."""
+    texts = type(value) is list and all(isinstance(item, (str, bytes)) for item in cast("list[Any]", value))
+    return texts or type(value) is dict or isinstance(value, Ragged)

@@ -61,13 +61,15 @@ def test_arrays_are_those_of_the_loader_laid_out_over_the_devices(sharding, exec
 
 def test_nested_batches_and_a_single_device():
     def nest(batch):
-        return {"pair": (batch["label"], [batch["x"], "text"]), "step": 3, "none": None}
+        return {"pair": (batch["label"], [batch["x"], "text"]), "step": 3, "none": None, 0: {"b": batch["x"], "a": 1}}
 
     with DeviceLoader(loader(batch_transform=nest, tail="partial"), SingleDeviceSharding(jax.devices()[0])) as batches:
         first, *_, last = batches
     assert isinstance(first["pair"][0], jax.Array)
     assert (first["pair"][1][1], first["step"], first["none"]) == ("text", 3, None)
     assert last["pair"][1][0].shape == (2, 6)
+    assert [[*first], [*first[0]]] == [["pair", "step", "none", 0], ["b", "a"]], "as in the batches of the loader"
+    assert isinstance(first[0]["b"], jax.Array)
 
 
 def test_the_state_counts_what_was_received(sharding):

@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,29 +20,18 @@ from statistics import median
 import numpy as np
 from drive import command_line
 
+# isort: split
+from equal_sizes import FORMATS, make
+
 import dataload
 from dataload.errors import ChangedFileError, WorkerError
 
 OLD, NEW = 1, 2
 SHARDS, RECORDS, VALUES = 3, 60, 2000
 SECONDS = 2.0  # until the job must have ended, after the last piece
-# format -> suffix, options of the writer (None for files that are written here), and of the reader
-FORMATS = {
-    "syrah": (".syr", {}, {}),
-    "tar": (".tar", {}, {}),
-    "arrow": (".arrow", {}, {}),
-    "parquet": (".parquet", {}, {"cached_bytes": 0}),
-    "jsonl": (".jsonl", {}, {}),
-    "jsonl.gz": (".jsonl.gz", {}, {"cached_bytes": 0}),
-    "tfrecord": (".tfrecord", {"codec": "npz"}, {"codec": "npz"}),
-    "lmdb": (".lmdb", {"codec": "npz"}, {"codec": "npz"}),
-    "torchrecord": (".torchrecord", {}, {}),
-    "array_record": (".array_record", {"codec": "npz", "options": "group_size:1,uncompressed"}, {"codec": "npz"}),
-    "compressed": (".array_record", {"codec": "npz", "options": "group_size:1"}, {"codec": "npz"}),
-    "zip": (".zip", None, {"pattern": "{key}.bin"}),
-    "folder": ("", None, {"pattern": "{key}.bin", "format": "folder"}),
-}
-NEVER_MAPPED = ("parquet", "jsonl.gz", "compressed", "folder")
+NAMES = [suffix for suffix in FORMATS if suffix not in (".npy", ".csv")]
+NOT_KEPT = {".parquet": {"cached_bytes": 0}, ".jsonl.gz": {"cached_bytes": 0}}
+NEVER_MAPPED = (".parquet", ".jsonl.gz", ".compressed.array_record", ".folder")
 WRITERS = ("pieces", "backwards", "truncating", "mapped")
 
 
@@ -60,9 +48,8 @@ class Round:
 
     @classmethod
     def of(cls, number: int) -> "Round":
-        random, names = Random(number), list(FORMATS)
-        name = names[number % len(names)]
-        executor = "processes" if random.random() < 0.15 and name in ("syrah", "tar", "jsonl") else "threads"
+        random, name = Random(number), NAMES[number % len(NAMES)]
+        executor = "processes" if random.random() < 0.15 and name in (".syr", ".tar", ".jsonl") else "threads"
         return cls(
             format=name,
             writer=random.choice(WRITERS),
@@ -71,30 +58,6 @@ class Round:
             executor=executor,
             on_error=random.choice(("raise", "skip", "replace")),
         )
-
-
-def make(root: Path, name: str, value: int) -> list[Path]:
-    """Write a data set of which every byte of a value tells the version; return its paths."""
-    suffix, options, _ = FORMATS[name]
-    paths = [root / f"part-{shard}{suffix}" for shard in range(SHARDS)]
-    root.mkdir(parents=True)
-    for path in paths:
-        if options is not None:
-            with dataload.create(path, **options) as writer:
-                for index in range(RECORDS):
-                    x = [value] * VALUES if suffix.startswith(".jsonl") else np.full(VALUES, value, np.int32)
-                    writer.write({"__key__": f"{index:03}", "x": x} if name == "tar" else {"x": x})
-            continue
-        contents = {f"{index:03}.bin": bytes([value]) * 4 * VALUES for index in range(RECORDS)}
-        if name == "folder":
-            path.mkdir()
-            for each, data in contents.items():
-                (path / each).write_bytes(data)
-        else:
-            with zipfile.ZipFile(path, "w") as archive:
-                for each, data in contents.items():
-                    archive.writestr(each, data)
-    return paths
 
 
 def overwrite(path: Path, new: Path, writer: str, pause: float) -> None:
@@ -139,11 +102,13 @@ def run_round(root: Path, number: int) -> tuple[str, float]:
     """Run one round; return what is wrong, "" for nothing, and the seconds from the last piece to the error."""
     this = Round.of(number)
     old, new = root / "old", root / "new"
-    paths = make(old, this.format, OLD)
-    make(new, this.format, NEW)
-    options = FORMATS[this.format][2] | ({} if this.mapped else {"map": False})
+    for root, value in ((old, OLD), (new, NEW)):
+        root.mkdir()
+        for shard in range(SHARDS):
+            make(root / f"part-{shard}{this.format}", this.format, value, RECORDS, VALUES)
+    options = FORMATS[this.format][1] | NOT_KEPT.get(this.format, {}) | ({} if this.mapped else {"map": False})
     executor = "fork" if this.executor == "processes" else this.executor
-    source = dataload.open([str(path) for path in paths], **options)
+    source = dataload.open([old / f"part-{shard}{this.format}" for shard in range(SHARDS)], **options)
     loader = dataload.Loader(
         source, batch_size=16, shuffle="global", num_workers=this.workers, executor=executor,
         on_error=this.on_error, max_bad=10**9,

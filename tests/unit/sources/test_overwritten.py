@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import shutil
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -11,47 +9,17 @@ from itertools import chain
 import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
+from equal_sizes import FORMATS, make
 
 import dataload
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ChangedFileError, WorkerError
 
 ROWS = 40
-NPZ = {"codec": "npz"}
-FILES = {"pattern": "{key}.bin"}
 DECODED = (".parquet", ".jsonl.gz", ".csv")  # as a whole, and kept
-# suffix -> options of the writer, if it is ours, and of the reader
-FORMATS = {
-    **dict.fromkeys((".syr", ".tar", ".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".torchrecord"), ({}, {})),
-    **dict.fromkeys((".tfrecord", ".lmdb", ".compressed.array_record"), (NPZ, NPZ)),
-    ".array_record": ({**NPZ, "options": "group_size:1,uncompressed"}, NPZ),
-    ".npy": (None, {"window": 4, "stride": 4}),
-    ".csv": (None, {}),
-    ".zip": (None, FILES),
-    ".folder": (None, {**FILES, "format": "folder"}),
-}
 MESSAGE = (
     "the file (was overwritten while it was in use|has been rewritten since|has been written to since|had .* bytes)"
 )
-
-
-def make(path, suffix, value):
-    """Write a data set; all of one format are of equal size, and LMDB's have the same meta page."""
-    options = FORMATS[suffix][0]
-    if options is not None:
-        x = [value] * 9 if ".jsonl" in suffix else np.full(256, value, np.int32)
-        with dataload.create(path, **options) as writer:
-            writer.extend({"x": x, **({"__key__": f"{i:03}"} if suffix == ".tar" else {})} for i in range(ROWS))
-    elif suffix == ".npy":
-        np.save(path, np.full(4 * ROWS, value, np.uint16))
-    elif suffix == ".csv":
-        path.write_text("x\n" + f"{value}\n" * ROWS)
-    else:
-        with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
-            for index in range(ROWS):
-                archive.writestr(f"{index:03}.bin", bytes([value]) * 300)
-        if suffix == ".folder":
-            shutil.unpack_archive(path.with_suffix(".zip"), path)
 
 
 def overwrite(path, new):

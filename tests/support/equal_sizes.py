@@ -25,9 +25,8 @@ def make(path, suffix, value, rows=40, numbers=256):
     options = FORMATS[suffix][0]
     if options is not None:
         x = [value] * numbers if ".jsonl" in suffix else np.full(numbers, value, np.int32)
-        written(
-            path, [{"x": x, **({"__key__": f"{i:03}"} if suffix == ".tar" else {})} for i in range(rows)], **options
-        )
+        keys = [{"__key__": f"{i:03}"} if suffix == ".tar" else {} for i in range(rows)]
+        written(path, [{"x": x, **key} for key in keys], **options)
     elif suffix == ".npy":
         np.save(path, np.full(4 * rows, value, np.uint16))
     elif suffix == ".csv":

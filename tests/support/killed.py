@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -86,8 +87,8 @@ def write(directory, suffix, options, *, again=False, records=None, **settings):
 
 def rewrite_without_exchange(*place, again):
     """Replace a file where the system cannot exchange two directories."""
-    atomic._libc_rename = lambda: None
-    write(*place, overwrite=True)
+    with mock.patch.object(atomic, "_libc_rename", return_value=None):
+        write(*place, overwrite=True)
 
 
 def indexed(directory, suffix, options, **settings):

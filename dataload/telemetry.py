@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import count
 from time import perf_counter_ns, time_ns
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from dataload._util.lazy import load_optional
 from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.loader.base import LoaderBase
-from dataload.loader.device import DevicePrefetcher
+from dataload.loader.device import AnyLoader, loader_of
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import ratio
@@ -52,10 +52,6 @@ class StepSpans:
 
     def worked(self, begun: float, ended: float) -> None:
         """Do nothing; called by the loader."""
-
-
-AnyLoader: TypeAlias = LoaderBase[Any] | DevicePrefetcher[Any]
-"""A loader, or a device loader around it."""
 
 
 class Metric(NamedTuple):
@@ -167,15 +163,6 @@ class _Published:
 
 _PUBLISHED: weakref.WeakKeyDictionary[Any, _Published] = weakref.WeakKeyDictionary()
 """By meter provider; by OpenTelemetry's own module for the global one, which may be set later."""
-
-
-def loader_of(loader: Any, caller: str) -> LoaderBase[Any]:
-    """Return a loader, or the one of a device loader."""
-    inner = loader.loader if isinstance(loader, DevicePrefetcher) else loader
-    if not isinstance(inner, LoaderBase):
-        expected = "a Loader, a MultiStreamLoader, a dataload.torch.DataLoader or a DeviceLoader"
-        raise TypeError(f"{caller} takes {expected}; found {type(loader).__name__}")
-    return inner
 
 
 def instrument(

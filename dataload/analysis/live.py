@@ -13,6 +13,7 @@ from dataload._util.interactive import is_terminal
 from dataload._util.lazy import load_optional
 from dataload._util.settings import Seconds, check_setting
 from dataload.loader.base import LoaderBase, Progress
+from dataload.loader.device import AnyLoader, loader_of
 from dataload.loader.statistics import Statistics
 
 _REFRESH_SECONDS = 0.5
@@ -21,7 +22,7 @@ _RECENT_SAMPLES = 20  # the view shows the last ten seconds
 
 
 @contextmanager
-def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: float | None = 30.0) -> Generator[None]:
+def live_view(loader: AnyLoader, *, stream: TextIO | None = None, every: float | None = 30.0) -> Generator[None]:
     """Show a loader's position, speed, waits and bottleneck in a few lines while it is used.
 
     On a terminal and in a notebook, the lines are refreshed, and rates, waits and the verdict cover the last ten
@@ -29,7 +30,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
     time since the previous line. An error while showing ends the view, not the loop.
 
     Args:
-        loader: A `Loader` or `MultiStreamLoader`.
+        loader: A `Loader`, `MultiStreamLoader`, `dataload.torch.DataLoader` or device loader.
         stream: Destination of the lines; by default the notebook's cell, otherwise stderr.
         every: Seconds between two lines where `stream` is not a terminal; None writes nothing there.
 
@@ -45,6 +46,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         ...     for batch in loader:
         ...         pass
     """
+    inner = loader_of(loader, "live_view")
     every = check_setting("every", every, Seconds | None)
     shown: Any = sys.stderr if stream is None else stream
     output = None
@@ -60,7 +62,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         return
     over, recent = threading.Event(), deque[Statistics](maxlen=samples)
     view = threading.Thread(
-        target=_refresh, args=(loader, *output, recent, over, seconds), name="dataload-view", daemon=True
+        target=_refresh, args=(inner, *output, recent, over, seconds), name="dataload-view", daemon=True
     )
     view.start()
     try:

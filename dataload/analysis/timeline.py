@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from dataload.loader.base import LoaderBase
+from dataload.loader.device import AnyLoader, loader_of
 from dataload.loader.failures import StageSpan
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import Statistics
@@ -212,13 +212,13 @@ class FleetEstimate:
 
 
 @contextmanager
-def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
+def record_timeline(loader: AnyLoader) -> Generator[Timeline]:
     """Record what a loader's workers and its consumer do inside the ``with``.
 
     Recording takes about a microsecond and 500 bytes per step.
 
     Args:
-        loader: A `Loader` or `MultiStreamLoader`, already in use or not.
+        loader: A `Loader`, `MultiStreamLoader`, `dataload.torch.DataLoader` or device loader, already in use or not.
 
     Yields:
         The timeline, which grows while the consumer iterates.
@@ -236,7 +236,7 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
         >>> [(step.step, step.worker) for step in timeline.steps]
         [(0, 'consumer'), (1, 'consumer')]
     """
-    recorder: Recorder = loader._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
+    recorder: Recorder = loader_of(loader, "record_timeline")._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
     if any(isinstance(listener, Timeline) for listener in recorder.listeners):
         raise RuntimeError("a timeline of this loader is already being recorded: use that one, or end it first")
     timeline = Timeline()

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
+from dataload.loader.base import LoaderBase
 from dataload.loader.state import LoaderState
 
 SentT = TypeVar("SentT")
@@ -135,3 +136,16 @@ class DevicePrefetcher(ABC, Generic[SentT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+AnyLoader: TypeAlias = LoaderBase[Any] | DevicePrefetcher[Any]
+"""A loader, or a device loader around it."""
+
+
+def loader_of(loader: Any, caller: str) -> LoaderBase[Any]:
+    """Return a loader, or the one of a device loader."""
+    inner = loader.loader if isinstance(loader, DevicePrefetcher) else loader
+    if not isinstance(inner, LoaderBase):
+        expected = "a Loader, a MultiStreamLoader, a dataload.torch.DataLoader or a DeviceLoader"
+        raise TypeError(f"{caller} takes {expected}; found {type(loader).__name__}")
+    return inner

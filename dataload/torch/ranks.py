@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader as TorchDataLoader  # by its own name: p
 
 from dataload._util.fingerprint import digest
 from dataload.errors import ConfigError, DataloadError, StateMismatchError, closest, printable
+from dataload.loader.device import AnyLoader, loader_of
 from dataload.loader.loader import Loader
 from dataload.loader.order import DistributedRank, rank_and_world_size
 from dataload.loader.statistics import WAITS, Statistics
 from dataload.streams.loader import MultiStreamLoader
-from dataload.telemetry import AnyLoader, loader_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -358,6 +358,19 @@ def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
     assert sys.stderr.getvalue().count("\n") == 1
 
 
+def test_device_loaders_are_shown_and_recorded():
+    device_loader, log = pytest.importorskip("dataload.torch").DeviceLoader, io.StringIO()
+    with device_loader(Loader(RangeSource(8), batch_size=4), "cpu") as loader:
+        with live_view(loader, stream=log), record_timeline(loader) as timeline:
+            list(loader)
+        assert [step.step for step in timeline.steps] == [0, 1]
+        assert "epoch 1, step 0 of 2" in log.getvalue()
+    for show in (live_view, record_timeline):
+        message = f"{show.__name__} takes a Loader, a MultiStreamLoader, .*; found list"
+        with pytest.raises(TypeError, match=message), show([1, 2]):
+            pass
+
+
 class Cell:
     """What a notebook shows of a cell, in place of IPython."""
 

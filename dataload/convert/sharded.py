@@ -236,7 +236,8 @@ class ShardedWriter(ClosedOrAborted):
             os.rename(staged, part.temporary)
             for file in files_of(part.temporary):
                 os.utime(file)  # readers look for unfinished conversions if a shard is newer than the manifest
-            part.publish()
+            # Its writer has flushed the file, and publishing the manifest flushes the names.
+            part.publish(durable=False)
 
     def abort(self) -> None:
         """Discard everything written, without touching the destination."""

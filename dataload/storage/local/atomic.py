@@ -84,8 +84,6 @@ class AtomicFile:
         with open(os.path.join(self.temporary, name) if name else self.temporary, "r+b") as stream:
             stream.seek(offset)
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def sync(self) -> None:
         for folder, _, names in os.walk(self.temporary):

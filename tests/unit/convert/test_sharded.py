@@ -135,6 +135,17 @@ def test_a_shard_ends_before_it_grows_too_large(tmp_path, name):
         assert stored[0] > 16_000
 
 
+@pytest.mark.parametrize("name", ["d.syr", "d.array_record", "d.lmdb"])  # an index is flushed before the file, too
+def test_each_file_is_flushed_once_and_their_names_together(tmp_path, monkeypatch, name):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    shards_of(tmp_path, name, records_per_shard=1)
+    files = [file.stat().st_ino for file in tmp_path.rglob("*") if file.is_file()]
+    assert [flushed.count(file) for file in files] == [1] * len(files)
+    assert flushed[-1] == tmp_path.stat().st_ino
+    assert flushed.count(flushed[-1]) <= 5
+
+
 def test_no_records_make_one_empty_shard(tmp_path):
     assert shards_of(tmp_path, records=[], records_per_shard=13) == [[]]
 

@@ -1,7 +1,8 @@
 """Overwrites shards in place while a loader reads them: ``make torn``, or ``python tests/fuzz/torn.py --rounds 440``.
 
-In each round a child process overwrites the shards of a data set, piece by piece, with those of another of equal sizes.
-Every batch must have whole records of the first data set, and soon the job must end with the error of a changed file.
+In each round a child process overwrites the shards of a data set, piece by piece, with those of another of equal sizes,
+or cuts them. Every batch must have whole records of the first data set, and soon the job must end with the error of a
+changed file.
 """
 
 # ruff: noqa: T201 - a script that tells what it found
@@ -14,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
+from random import Random, random
 from statistics import median
 
 import numpy as np
@@ -24,7 +25,7 @@ from drive import command_line
 from equal_sizes import FORMATS, make
 
 import dataload
-from dataload.errors import ChangedFileError, WorkerError
+from dataload.errors import ChangedFileError, CorruptFileError, WorkerError
 
 OLD, NEW = 1, 2
 SHARDS, RECORDS, VALUES = 3, 60, 2000
@@ -32,7 +33,7 @@ SECONDS = 2.0  # until the job must have ended, after the last piece
 NAMES = [suffix for suffix in FORMATS if suffix not in (".npy", ".csv")]
 NOT_KEPT = {".parquet": {"cached_bytes": 0}, ".jsonl.gz": {"cached_bytes": 0}}
 NEVER_MAPPED = (".parquet", ".jsonl.gz", ".compressed.array_record", ".folder")
-WRITERS = ("pieces", "backwards", "truncating", "mapped")
+WRITERS = ("pieces", "backwards", "truncating", "mapped", "shrinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,10 @@ def overwrite(path: Path, new: Path, writer: str, pause: float) -> None:
     """Copy a file over another in place."""
     data = new.read_bytes()
     assert len(data) == path.stat().st_size, f"{path} and {new} are of different sizes"
+    if writer == "shrinking":
+        time.sleep(pause * random())
+        os.truncate(path, int(len(data) * random()))
+        return
     step = max(1, len(data) // 8)
     starts = [*range(0, len(data), step)]
     with open(path, "wb" if writer == "truncating" else "r+b", buffering=0) as stream:
@@ -98,9 +103,8 @@ def is_right(batch) -> bool:
     return bool((np.asarray(batch["x"]) == OLD).all())
 
 
-def run_round(root: Path, number: int) -> tuple[str, float]:
+def run_round(root: Path, this: Round) -> tuple[str, float]:
     """Run one round; return what is wrong, "" for nothing, and the seconds from the last piece to the error."""
-    this = Round.of(number)
     old, new = root / "old", root / "new"
     for root, value in ((old, OLD), (new, NEW)):
         root.mkdir()
@@ -126,9 +130,11 @@ def run_round(root: Path, number: int) -> tuple[str, float]:
                         ended = time.monotonic()
                 if ended and time.monotonic() - ended > SECONDS:
                     return f"{this}: no error", 0.0
-        except (ChangedFileError, WorkerError) as error:  # the former as an epoch begins
+        except (CorruptFileError, WorkerError) as error:  # the former as an epoch begins
             late = max(0.0, time.monotonic() - ended) if ended else 0.0
-            if not isinstance(error, ChangedFileError) and not isinstance(error.__cause__, ChangedFileError):
+            cause = error.__cause__ if isinstance(error, WorkerError) else error
+            expected = CorruptFileError if this.writer == "shrinking" else ChangedFileError
+            if not isinstance(cause, expected) or "part-" not in str(error):
                 return f"{this}: ended by {error}", late
             if loader.statistics().bad:
                 return f"{this}: records are called bad", late
@@ -144,7 +150,7 @@ def run(rounds: int, first: int = 0) -> list[str]:
     kinds: Counter[str] = Counter()
     for number in range(first, first + rounds):
         with tempfile.TemporaryDirectory() as root:
-            problem, seconds = run_round(Path(root), number)
+            problem, seconds = run_round(Path(root), Round.of(number))
         kinds[Round.of(number).format] += 1
         if problem:
             wrong.append(f"round {number}: {problem}")

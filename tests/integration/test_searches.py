@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import faults
 import pyarrow.csv
 import pytest
+import torn
+from samples import sampled
 
 SLOW = pytest.mark.slow_suite
 REMOTE = dict.fromkeys(("jobs killed at S3", "jobs with one cache"), pytest.mark.remote)
@@ -16,6 +19,8 @@ FUZZ = Path(__file__).parents[1] / "fuzz"
 NAMES = ("wids", "manifest of wids", "hugging face, splits", "wids at a URL")
 
 
+HOW = {"serial": (0, "threads"), "threads": (2, "threads"), "processes": (2, "processes")}
+ONCE = {".syr": "threads", ".tar": "serial", ".array_record": "threads", ".lmdb": "processes", ".torchrecord": "serial"}
 SEARCHES = {  # what is tried and what is said, by name
     "torn": ("torn.py --rounds 2", [": 0 wrong; from the last piece to the error "]),
     "names": ("names.py --every 9", [" 0 failures"]),
@@ -71,3 +76,12 @@ def test_failures_of_the_cache_are_no_bad_records(tmp_path):
     assert not wrong
     assert found["refused"]
     assert found["right"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(("suffix", "how"), sampled(itertools.product(torn.NAMES, HOW), ONCE.items()))
+def test_a_file_that_shrinks_is_an_error_of_that_file(tmp_path, suffix, how):
+    for number in range(4):
+        (tmp_path / f"{number}").mkdir()
+        this = torn.Round(suffix, "shrinking", True, *HOW[how], "raise")
+        assert torn.run_round(tmp_path / f"{number}", this)[0] == ""

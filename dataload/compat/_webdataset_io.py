@@ -45,10 +45,15 @@ _HANDLERS = dict(wds.gopen_schemes)
 def check_pipe(urls: Any, allow_pipe: bool) -> None:
     """Raise a ConfigError if a URL is a command and commands are not allowed."""
     for url in [urls] if isinstance(urls, str) else urls:
-        if isinstance(url, str) and any(part.startswith("pipe:") for part in url.split("::")) and not allow_pipe:
+        if isinstance(url, str) and any(map(_is_command, url.split("::"))) and not allow_pipe:
             raise ConfigError(
                 f"{url!r} runs a command in a shell: pass allow_pipe=True if all URLs are your own", key="allow_pipe"
             )
+
+
+def _is_command(url: str) -> bool:
+    scheme, colon, _ = url.partition(":")
+    return urlparse(scheme + colon).scheme == "pipe"  # as webdataset reads it: in any case, and without blanks
 
 
 def is_remote(url: str) -> bool:

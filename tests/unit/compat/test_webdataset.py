@@ -405,6 +405,13 @@ def test_commands_need_consent(paths, tmp_path):
     ):
         with pytest.raises(ConfigError, match=refused):
             use()
+    for other in (
+        command.replace("pipe", "PIPE"),
+        f" {command}",
+        command.replace("pipe", "pi\tpe"),
+    ):  # webdataset's, too
+        with pytest.raises(ConfigError, match="runs a command in a shell"):
+            wds.gopen(other)
     data = wds.WebDataset(command, shardshuffle=False, allow_pipe=True)
     assert len(list(data)) == 7
     stream = wds.DataPipeline(wds.SimpleShardList(command), wds.tarfile_to_samples(allow_pipe=True))

@@ -52,9 +52,6 @@ def damaged(tmp_path):
     return path
 
 
-# The whole
-
-
 def test_help_is_there_for_every_command():
     text = ok("--help")
     group = typer.main.get_command(app)
@@ -167,9 +164,6 @@ def test_progress_and_colour_on_a_terminal_only(data):
     assert b"\x1b[31merror: " in shown
 
 
-# inspect
-
-
 def test_inspect(data):
     lines = ok("inspect", data / "a-*.syr").splitlines()
     assert lines[0].startswith("syrah: 8 records in 2 shards, ")
@@ -232,9 +226,6 @@ def test_inspect_of_other_kinds_of_data(tmp_path):
     assert "record 0: b'one'" in text
 
 
-# convert
-
-
 def test_convert(data):
     text = ok("convert", data / "a-*.syr", data / "b.tar", "--shards", 2)
     assert text.startswith(f"8 records in {data}/b-{{00000..00001}}-of-00002.tar (")
@@ -277,9 +268,6 @@ def test_convert_keeps_the_key_if_asked(tmp_path):
     assert text.startswith("note: the field '__key__' of tar samples is dropped; --keep-key keeps it\n")
     ok("convert", tmp_path / "a.tar", tmp_path / "b.syr", "--keep-key")
     assert dataload.open(tmp_path / "b.syr")[0] == {"__key__": "k", "txt": "t"}
-
-
-# verify
 
 
 def bad(*arguments):
@@ -371,9 +359,6 @@ def test_a_missing_package_is_not_bad_data(tmp_path, monkeypatch):
     assert "needs pyarrow: pip install" in fail(2, "verify", tmp_path / "a.arrow").stderr
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "needs ray: pip install 'dataload[ray]'" in fail(2, "verify", tmp_path, "--engine", "ray").stderr
-
-
-# index
 
 
 def write_tar(path, count=3):

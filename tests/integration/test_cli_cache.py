@@ -234,8 +234,6 @@ def test_what_has_no_manifest(object_server, tmp_path):
         assert (done.exit_code, message in done.stderr) == (2, True)
 
 
-# What is kept beside data
-
 OLD = 1e9  # seconds since 1970
 WAITING = """
 import sys

@@ -49,9 +49,6 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("my_code", None)
 
 
-# Paths
-
-
 @pytest.mark.parametrize(
     ("command", "found"),
     [
@@ -83,8 +80,6 @@ def test_functions_of_the_current_directory_go_where_paths_go(here, command, fou
     assert sys.path == before
     assert not (here / "cache").exists() or not [*(here / "cache").iterdir()]  # nobody could tell what it returned
 
-
-# Texts
 
 SAID = re.compile(r"""(?<![\w.(,)"'{}-])(?<!, )(?<!\w\()\b([a-z_]+)=""")
 
@@ -151,9 +146,6 @@ def test_options_in_texts(command, text, typed):
     with options_typed(options_of(command)):
         assert as_typed(text) == typed
     assert as_typed("pass format=") == "pass format="
-
-
-# Help, and how commands end
 
 
 @pytest.mark.parametrize("arguments", [[], ["cache"]], ids=["dataload", "dataload cache"])

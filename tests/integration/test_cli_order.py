@@ -62,9 +62,6 @@ def batches(config, *overrides, epoch=0):
     return found
 
 
-# Steps
-
-
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_steps_are_those_of_the_loader(config, epoch):
     served = batches(config, epoch=epoch)
@@ -140,9 +137,6 @@ def test_steps_of_a_rank_and_of_all_ranks_together(config):
     assert line == f"15: {' '.join(map(str, one[15][2::4]))} {' '.join([f'({one[15][-1]})'] * 6)}"
 
 
-# The report
-
-
 def test_the_report_notes_samples_and_records_that_do_not_come(config):
     text = text_of(config, "--set", f"source.path=range:{10**10 + 3}", "--set", "loader.tail=drop")
     assert "because the epoch has more than 1,048,576" in text
@@ -187,9 +181,6 @@ def test_the_filler_of_length_buckets(config, tmp_path):
     assert facts("order", config)["filler"] is None
 
 
-# The pool
-
-
 def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
     text = text_of(shards, "--quality", 0.5, "--set", "loader.shuffle=shards")
     found = facts("order", shards, "--quality", 0.5, "--set", "loader.shuffle=shards")
@@ -206,9 +197,6 @@ def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
     text = text_of(write_config(shards, "range:1"), "--quality", 0.9)
     assert "pool: no pool smaller than the data mixes to 0.9 of the ideal" in text
     assert "pool: the current order mixes to an unknown fraction of the ideal there\n" in text
-
-
-# The picture
 
 
 @pytest.mark.slow_suite
@@ -277,8 +265,6 @@ def test_drawing_leaves_pyplot_alone_and_needs_matplotlib(config, tmp_path, monk
     assert result.stdout == ""
     text_of(config)
 
-
-# Streams
 
 LENGTHS = (9, 0, 5, 40, 7, 31, 1, 7)  # 100 records
 PADDED = {"mode": "pack", "chunk": 4, "ends": "pad"}

@@ -101,9 +101,6 @@ def test_dark_is_deprecated(config):
         assert "--dark is deprecated and has no effect" in result.stderr, command
 
 
-# The picture
-
-
 def step(number, worker, asked, received, *spans, epoch=0, rows=4):
     return TimelineStep(epoch, number, worker, spans, asked, received, rows, nbytes=8, bad=0, failed=False)
 

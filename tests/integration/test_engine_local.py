@@ -235,9 +235,6 @@ def test_a_program_without_a_guard(source, tmp_path):
     assert os.listdir(tmp_path / "parts") == []
 
 
-# the command line
-
-
 @pytest.fixture
 def data(source, tmp_path):
     (tmp_path / "data").mkdir()

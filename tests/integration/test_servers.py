@@ -58,9 +58,6 @@ def test_files_over_http(files):
     assert store.head("b")["size"] == len(DATA)
 
 
-# The proxy
-
-
 def test_without_faults(faulty):
     status, data, headers = get(faulty)
     assert (status, data) == (200, DATA)
@@ -184,9 +181,6 @@ def test_the_proxy_in_front_of_s3(object_server):
         assert [entry["path"] for page in store.list("d") for entry in page] == ["d/x"]
         assert proxy.counts.lists == {f"{bucket}/d/": 2}
         del store
-
-
-# Object stores
 
 
 @pytest.mark.slow

@@ -33,8 +33,6 @@ def scanned(data: bytes) -> list[tuple[bytes, int, int]]:
     return [tuple(m) for m in scan(lambda offset, length: data[offset : offset + length], len(data), "x.tar")]
 
 
-# Names
-
 letters = st.characters(codec="utf-8", exclude_characters="/\0", exclude_categories=["Cs"])
 parts = st.text(letters, min_size=1, max_size=120).filter(lambda part: len(part.encode()) <= 200)
 names = st.lists(parts, min_size=1, max_size=3).map("/".join)
@@ -78,8 +76,6 @@ def test_scanner_finds_what_python_finds(files, layout):
         expected = [(i.name.encode("utf-8", "surrogateescape"), i.offset_data, i.size) for i in tar if i.isreg()]
     assert [(name.rstrip(b"/"), offset, size) for name, offset, size in scanned(data)] == expected
 
-
-# Samples
 
 small = st.text("ab.", min_size=1, max_size=5)
 member_names = st.lists(small | st.tuples(st.sampled_from("xy"), small).map("/".join), max_size=20)
@@ -129,8 +125,6 @@ def test_grouping_is_that_of_the_plain_model(files, size):
         assert [first[offset] for _, offset, _ in parts] == [(key, extension) for extension, _, _ in parts]
 
 
-# Indexes
-
 words = st.text(
     st.characters(codec="utf-8", exclude_characters=" \t\n\v\f\r\0/.", exclude_categories=["Cs"]),
     min_size=1,
@@ -151,8 +145,6 @@ def test_an_index_says_what_it_was_made_of(samples):
     assert table_samples(parse_index(text, "x")) == expected
 
 
-# Archives
-
 FILES = [(f"{'d/' * (60 * (i // 2 % 2))}{i}.jpg", tarfile.REGTYPE, bytes([i]) * (i * 200), 0.5 * i) for i in range(8)]
 WHOLE = pack(FILES, tarfile.PAX_FORMAT)
 
@@ -169,8 +161,6 @@ def test_an_archive_cut_anywhere(length):
         assert length < 2048  # nothing before the first member's end
     assert found == scanned(WHOLE)[: len(found)]
 
-
-# Round trips
 
 keys = st.text("abcäß-_0123456789", min_size=1, max_size=12)
 field_names = st.text("abcxyz_0", min_size=1, max_size=6).filter(lambda name: known_extension(name) is None)

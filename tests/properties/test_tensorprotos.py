@@ -48,8 +48,6 @@ def oracle(*, packed=True):
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.TensorProtos"))
 
 
-# What a record of ours may hold.
-
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64"]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, SHAPES))
@@ -212,9 +210,6 @@ def test_pieces_of_repeated_fields_are_joined(first, second):
             assert same(decode(record), expected)
 
 
-# The fast path.
-
-
 @st.composite
 def alike_records(draw):
     """Records of a few layouts: values of the same shapes, and of the same lengths mostly."""
@@ -283,9 +278,6 @@ def test_the_fast_path_is_taken(floats):
     assert same(batch, default_collate(list(map(decode, buffers))))
     assert same(decode_batch(buffers, ["y"]), {"y": batch["y"]})
     assert decode_batch(buffers, ["y", "w"]) is None
-
-
-# Bytes of an enemy.
 
 
 @given(RECORDS, st.data())

@@ -57,9 +57,6 @@ def scripted():
     return timeline
 
 
-# What is recorded
-
-
 def test_steps_and_work_of_a_script():
     timeline = scripted()
     assert [(s.epoch, s.step, s.worker, s.asked, s.received) for s in timeline.steps] == [
@@ -119,9 +116,6 @@ def test_workers_on_a_cluster_are_in_the_order_of_their_numbers():
     assert timeline.workers == [names[2], names[0], names[1]]
 
 
-# The trace
-
-
 def check_trace(trace):
     """The rules of the format: complete events on lines that have names, nested or apart; microseconds from 0."""
     events = trace["traceEvents"]
@@ -169,9 +163,6 @@ def test_the_trace_of_a_script():
     }
     (step,) = (e["args"] for e in events if e["name"] == "step 2")
     assert step == {"epoch": 2, "step": 2, "rows": 4, "nbytes": 32, "bad": 1, "failed": False}
-
-
-# Of a loader
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -248,9 +239,6 @@ def test_recording_ends_with_an_error_too():
     ):
         pass
     assert timeline.steps == []
-
-
-# The view
 
 
 class Terminal(io.StringIO):

@@ -24,9 +24,6 @@ def ranked(lower, higher, wins):
     return found, [100.0 * number for number in range(1, higher + 1)]
 
 
-# The test itself
-
-
 @pytest.mark.parametrize(("count", "critical"), [(5, 1), (6, 3), (7, 6), (8, 9), (9, 14), (10, 19), (12, 31)])
 def test_chances_agree_with_the_printed_table(count, critical):
     """Critical values of Mann and Whitney's U for one side and 0.01."""
@@ -53,9 +50,6 @@ def test_chances_agree_with_the_printed_table(count, critical):
 )
 def test_verdicts(old, new, verdict):
     assert compare.verdict_of(old, new, 0.05) == verdict
-
-
-# Runs
 
 
 @pytest.fixture
@@ -124,9 +118,6 @@ def test_what_fails_now_counts_as_slower(made, run):
     status, lines = run(new, old)
     assert (status, row_of(lines, OURS)[1]) == (0, "failed:")
     assert run(new, new)[0] == 0
-
-
-# Cases
 
 
 def case(name, figure, **more):

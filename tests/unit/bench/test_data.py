@@ -90,9 +90,6 @@ def test_advice(made, rates, said):
     assert advice([replace(m, answers=(), error="failed") for m in measurements], files) == ""
 
 
-# Data of the user's own
-
-
 @pytest.fixture
 def own(tmp_path):
     path = str(tmp_path / "own.syr")

@@ -52,9 +52,6 @@ def prepares(monkeypatch):
     return run
 
 
-# Tasks
-
-
 def test_several_files(plan, data, tmp_path):
     """All formats that can have several are read, by us and by peers, and hold the same records as one file."""
     several = replace(data, name="floats-64 in 3 shards", content=f"{data.content}-3")
@@ -79,9 +76,6 @@ def test_what_a_peer_cannot_read(plan, peer, why):
     tasks, missing = plan(peer, formats=("lmdb",))
     found = [(measurement.task.name, measurement.error, measurement.answers) for measurement in missing]
     assert (tasks, found) == ([], [(peer, why, ())])
-
-
-# Formats of their own
 
 
 def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, prepares):

@@ -38,9 +38,6 @@ def test_what_failed_is_not_tried_again_and_keeps_its_answers(made):
     assert [(len(m.answers), m.error) for m in measured] == [(0, "failure 1"), (1, "failure 4"), (3, None)]
 
 
-# Agreement
-
-
 def test_a_reading_of_something_else_loses_its_figures(made):
     def measured(*checksums, **task):
         measurement = made.ours(**task)
@@ -53,9 +50,6 @@ def test_a_reading_of_something_else_loses_its_figures(made):
     assert [m.answers for m in found[3:]] == [(), ()]
     assert found[3].error == "read other records: checksum 6, expected 5"
     assert found[4].error == "read other records: checksum -1, expected 5"
-
-
-# Processes
 
 
 @pytest.fixture

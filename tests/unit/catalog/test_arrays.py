@@ -404,9 +404,6 @@ def test_the_model_of_the_lies_about_databases_would_be_used(tmp_path):
     assert read()[0] == [data[at : at + 4] for at in (5000, 5010, 5020)]
 
 
-# Whose table is believed
-
-
 @pytest.fixture(params=[False, True], ids=["scanned", "indexed"])
 def even(request, tmp_path):
     return archive(tmp_path / "x.tar", NAMES["even"], request.param)
@@ -464,9 +461,6 @@ def test_what_is_no_file_in_its_place_does_no_harm(even, tmp_path, what):
     assert found.is_file() == (what != "directory"), "it was replaced"
     assert not found.is_symlink()
     assert (tmp_path / "elsewhere").read_bytes() == before
-
-
-# When a table is out of date, or not kept
 
 
 @pytest.mark.parametrize("which", ["x.tar", "x.idx"])
@@ -539,9 +533,6 @@ def test_what_verifies_the_index_is_not_cached_away(tmp_path):
         len(TarSource(other, index=index))
 
 
-# Where a table is kept
-
-
 @pytest.mark.parametrize("home", [None, "/dev/null/nowhere", "relative"])
 def test_without_a_place_beside_the_data_the_users_own_directory_serves_if_there_is_one(
     tmp_path, home, monkeypatch, no_parsers
@@ -573,9 +564,6 @@ def test_copies_that_keep_their_times_take_the_table_along(even, tmp_path, no_pa
         file.rename(moved / file.name)
     no_parsers()
     assert content(moved / "x.tar")[0] == wanted
-
-
-# The file
 
 
 def key_of(path: Path, **changes) -> IndexKey:

@@ -139,9 +139,6 @@ def test_without_a_seed_each_reader_has_its_own_order(opened):
     assert sorted(orders[0]) == sorted(orders[1]) == sorted([*range(10)] * 4)
 
 
-# Orders
-
-
 def test_archives_are_shuffled_after_each_epoch_by_their_own_seed(opened, tmp_path):
     paths = [str(pack(tmp_path / f"{i}.tar", {"0.num": np.int32(i).tobytes()})) for i in range(8)]
 

@@ -65,9 +65,6 @@ def test_random_pipelines_are_equal_to_the_originals(tmp_path):
     assert kinds["random"] >= 1
 
 
-# The order, and states
-
-
 @pytest.mark.slow
 def test_batches_and_states_are_the_same_for_any_number_of_workers(paths):
     wanted = numbers(make(paths))
@@ -323,9 +320,6 @@ def test_workers_that_left_out_samples_have_positions_of_their_own(paths):
         make(1).load_state_dict(state)
 
 
-# Archives
-
-
 def test_archives_that_only_webdataset_can_read(paths, tar, tmp_path):
     """Cut and missing archives end or are left out as the handler says; names are those of WebDataset."""
     cut = str(tmp_path / "cut.tar")
@@ -386,9 +380,6 @@ def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
         assert next(iter(data.decode()))["txt"] == "ä"
         assert (str(path) in Path("/proc/self/maps").read_text()) == can_map()
     assert str(path) not in Path("/proc/self/maps").read_text()
-
-
-# Commands, pickles and URLs
 
 
 def test_commands_need_consent(paths, tmp_path):

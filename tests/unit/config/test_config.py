@@ -25,9 +25,6 @@ def refuse(match, *overrides, **sections):
     return error.value
 
 
-# Where settings come from
-
-
 TOML = """
 [source]
 path = "data/train.syr"
@@ -164,9 +161,6 @@ def test_missing_packages_say_what_installs_them(monkeypatch, tmp_path, module, 
         read_config(write(tmp_path, "a.yaml", YAML))
 
 
-# Overrides
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -258,9 +252,6 @@ def test_overrides_that_lead_nowhere(override, source, match):
     refuse(match, override, source=source)
     with pytest.raises(ConfigError, match=r"overrides are a list of 'key=value', got the text 'a=1'"):
         read_config(OK, "a=1")
-
-
-# What becomes of the settings
 
 
 def test_options_of_a_format_of_another_package(monkeypatch):

@@ -54,9 +54,6 @@ FILES = Files(*SHARDS)
 PARTS = ConcatSource([Files(3, 9), RangeSource(8)])
 
 
-# What a table stands for
-
-
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
@@ -249,9 +246,6 @@ def test_arrays_that_do_not_fit(tmp_path):
         ConfigError, match=r"^sampler\.indices: .*text\.npy is not a \.npy array: a \.npy file must start with"
     ):
         build({"kind": "subset", "indices": str(tmp_path / "text.npy")}, FILES)
-
-
-# From files to batches
 
 
 def write(path, first, lengths):

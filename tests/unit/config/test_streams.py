@@ -98,9 +98,6 @@ def test_what_is_wrong_is_named(data, sampler, key, message):
     assert caught.value.key == key
 
 
-# Over iterators
-
-
 def items(sequence):
     """A stream: three items of a sequence, of which the name is a number."""
     yield from range(int(sequence) * 10, int(sequence) * 10 + 3)

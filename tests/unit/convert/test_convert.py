@@ -37,9 +37,6 @@ def assert_equal_records(found, expected):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-# The plan
-
-
 def plan(destination, length, shards=None, records_per_shard=None, entry=SYRAH):
     found = Target.of(destination, entry.name).plan(length, shards=shards, records_per_shard=records_per_shard)
     return [(shard.path, shard.start, shard.stop) for shard in found]
@@ -82,9 +79,6 @@ def test_plans_that_cannot_be(arguments, match):
         plan(**{"destination": "a.syr", "length": 5, **arguments})
 
 
-# Blocks
-
-
 class Recorder:
     """A source that notes how it is read; a record is bad."""
 
@@ -121,9 +115,6 @@ def test_blocks_cover_the_range_in_order_and_have_at_most_eight_mib(count, size,
     assert [i for block in source.blocks for i in block] == list(range(3, 3 + count))
     assert found == [(block[0], len(block)) for block in source.blocks]
     assert [*map(len, source.blocks)] == lengths
-
-
-# The journal
 
 
 def journal(**changes):
@@ -254,9 +245,6 @@ def test_a_finished_shard_is_trusted_as_long_as_it_is_what_it_was(tmp_path, kind
     assert not is_same(finished, str(path))
 
 
-# Converting
-
-
 @pytest.mark.parametrize(("count", "shards"), [(0, None), (1, 1), (10, None), (10, 3), (1000, 4)])
 def test_records_come_out_as_they_went_in(tmp_path, count, shards):
     report = convert(source_of(count), tmp_path / "a.syr", shards=shards)
@@ -285,9 +273,6 @@ def test_a_record_that_does_not_fit_is_named(tmp_path, records, shards, text, le
     with pytest.raises(ConfigError, match=text):
         convert(dataload.MemorySource(records), tmp_path / "a.syr", shards=shards)
     assert sorted(os.listdir(tmp_path)) == left
-
-
-# What is there already
 
 
 @pytest.mark.parametrize(("shards", "name"), [(3, "a-00001-of-00003.syr"), (None, "a.syr")])

@@ -40,9 +40,6 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# What convert writes
-
-
 @pytest.mark.parametrize(("shards", "pattern"), [(None, "a.syr"), (3, "a-{00000..00002}-of-00003.syr")])
 def test_convert_lists_what_it_wrote(tmp_path, shards, pattern):
     report = convert(source_of(10), tmp_path / "a.syr", shards=shards)
@@ -117,9 +114,6 @@ def test_hidden_files_in_a_directory_are_not_its_content(tmp_path):
     (tmp_path / "a.lmdb" / ".nfs0001").write_bytes(b"of the file system")
     assert convert(source_of(4), tmp_path / "a.lmdb", resume=True).resumed == 4
     assert values(dataload.open(tmp_path)) == [0, 1, 2, 3]
-
-
-# What open does with it
 
 
 @pytest.fixture
@@ -206,9 +200,6 @@ def test_directories_that_disagree(tmp_path):
     message = "the manifests of the directories give different options, {'codec': 'npz'} and {'codec': 'msgpack'}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         dataload.open([tmp_path / "a", tmp_path / "b"])
-
-
-# Shards are opened when they are first read
 
 
 @pytest.fixture
@@ -326,9 +317,6 @@ def test_a_shard_that_is_replaced_after_opening_is_named_at_its_first_read(liste
             worker[6]
         with pickle.loads(pickle.dumps(source)) as elsewhere:
             assert elsewhere[6]["x"][0] == 0, "another process takes what is there"
-
-
-# What `dataload index --manifest` does
 
 
 def unlisted(directory, count=10, name="a.syr", **options):

@@ -82,9 +82,6 @@ def test_wrong_arguments(tmp_path, arguments, message):
     assert os.listdir(tmp_path) == []
 
 
-# Keys
-
-
 def test_keys_of_samples_tell_the_index_and_the_number_in_a_list(tmp_path):
     report = convert(source_of(8), tmp_path / "a.tar", shards=2, map=returned)
     assert [record["__key__"] for record in dataload.open(report.pattern)] == [
@@ -122,9 +119,6 @@ def test_shards_may_be_empty(tmp_path, suffix):
     assert dataload.open(report.pattern).shard_lengths == (0, 2, 0)
     report = convert(source_of(5), tmp_path / f"b{suffix}", shards=2, map=lambda _: DROP)
     assert report.records == len(dataload.open(report.pattern)) == 0
-
-
-# Bad records
 
 
 class Flawed:
@@ -207,9 +201,6 @@ def test_a_store_that_does_not_answer_is_no_bad_record(tmp_path):
         convert(Asking(), tmp_path / "a.syr", on_error="skip")
     with pytest.raises(WorkerError, match=r"failed in transform '.*ask': StoreError: no answer\n  location: record 0$"):
         convert(source_of(2), tmp_path / "a.syr", map=ask, on_error="skip")
-
-
-# Which function it is
 
 
 @pytest.fixture

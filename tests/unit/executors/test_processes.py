@@ -365,9 +365,6 @@ def test_a_connection_that_a_worker_closes_ends_it():
             hanging.result()
 
 
-# --- limits --------------------------------------------------------------------------------------------------------
-
-
 def test_a_lack_of_memory_is_found_and_told(monkeypatch):
     monkeypatch.setattr(processes, "available_bytes", lambda: 200_000)  # room for two batches more
     message = (
@@ -463,9 +460,6 @@ def test_a_program_that_workers_cannot_import_says_so(monkeypatch):
         tasks.submit(1)
     with executor(works.echo, start_method="fork") as tasks:
         assert tasks.submit(1).result() == 1
-
-
-# --- ways to start -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

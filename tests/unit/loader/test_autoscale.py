@@ -30,9 +30,6 @@ def sample(seconds=0.01, *, waits=1.0, busy=1.0, steps=100, cpus=None):
     return ThroughputSample(steps, waits * total, (1 - waits) * total, busy * total, *clock)
 
 
-# One step of a search
-
-
 def test_a_trial_that_is_much_better_is_taken_at_once_and_one_that_is_much_worse_dropped():
     state = search(first_search(Setting(1, 2), BOUNDS), sample(0.010), BOUNDS)
     assert (state.best, state.setting) == ((1, 2), (2, 2))
@@ -167,9 +164,6 @@ def test_it_follows_a_workload_that_changes(before, after):
     state, _, _ = run(MODELS[before], first_search(Setting(2, 2), BOUNDS), BOUNDS, 2000, 0.02)
     state, seconds, _ = run(MODELS[after], state, BOUNDS, 200, 0.02, after=100)
     assert seconds <= 1.05 * best_seconds(MODELS[after], BOUNDS)
-
-
-# Simulated time
 
 
 class Simulation:
@@ -311,9 +305,6 @@ def test_pauses_of_the_consumer_do_not_decide(eight_cpus, workers):
     simulation.pauses = True
     simulation.run(1000, scaling)
     assert simulation.used.most_common(1)[0][0] == 8
-
-
-# In a loader
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -123,8 +123,6 @@ def test_repr():
     assert repr(loader) == "Loader(10 records, 3 rows per step, rank 1 of 2, epoch 0, step 0)"
 
 
-# What is refused
-
 TOKENS = [{"tokens": np.arange(1 + i % 2), "labels": np.arange(1 + i % 2)} for i in range(8)]
 BOTH = {"tokens": "pad", "labels": "pad"}
 PADS = {"source": MemorySource(TOKENS), "collate": BOTH}
@@ -207,9 +205,6 @@ def test_a_loader_is_not_copied(take):
     message = "a Loader cannot be copied or pickled: build it in the process that iterates, "
     with pytest.raises(TypeError, match=message):
         take(Loader(RangeSource(4), batch_size=2))
-
-
-# Iteration
 
 
 @WORKERS
@@ -346,9 +341,6 @@ def test_a_fork_between_two_epochs_iterates_too():
         go_on.set()
 
 
-# Sources belong to whoever opened them
-
-
 class Managed(list):
     """Like a data set of Hugging Face: leaving it, or closing it, destroys it."""
 
@@ -414,9 +406,6 @@ def test_a_source_that_was_not_entered_fails_with_what_to_do():
     assert source.file is None
 
 
-# Padding
-
-
 @pytest.mark.parametrize("crew", [{}, {"num_workers": 2}], ids=str)
 def test_a_loader_warns_once_of_padding_without_a_value(crew):
     order = {"sampler": PackedBatchSampler(sampler=Sequential(8), lengths=[1, 2] * 4, row_length=4, batch_size=1)}
@@ -430,9 +419,6 @@ def test_a_loader_warns_once_of_padding_without_a_value(crew):
         texts = [str(each.message)[:67] for each in warned]
         assert texts == ["padding fills the integer fields labels, tokens with 0, which a los"]
         assert warned[0].filename == __file__
-
-
-# Resuming
 
 
 class Reversed:
@@ -529,9 +515,6 @@ def test_a_failed_step_is_tried_again_from_a_state_and_is_not_skipped():
         assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
 
 
-# Batches as they are made
-
-
 def unordered(workers=2, **settings):
     settings = {"batch_size": 2, "shuffle": True, "seed": 4, "num_workers": workers, "in_order": False, **settings}
     return Loader(Counting(22), **settings)
@@ -570,9 +553,6 @@ def test_an_unordered_state_with_gaps_is_of_one_step_size():
     loader = unordered(0, batch_size=4)
     loader.load_state_dict({**state, "missing": [], "step_size": 0})  # without gaps any other goes on
     assert [len(step) for step in indices(loader)] == [4, 4, 2]
-
-
-# Epochs
 
 
 @forks
@@ -683,9 +663,6 @@ def test_an_empty_source_counts_epochs_too():
     assert (state["epoch"], state["position"], state["length"]) == (3, 0, 0)
     loader.load_state_dict(state)
     assert str(loader.progress()) == "epoch 3, step 0 of 0, 0 rows/s"
-
-
-# Memory
 
 
 class Large:

@@ -219,9 +219,6 @@ def test_what_fails_in_the_consumers_process_is_an_error_of_its_step():
     assert "traceback" not in str(caught.value).lower()
 
 
-# ordered_map, unordered_map and the sizes of tasks
-
-
 class Recorded:
     """An executor's submit that says what was begun, asked for and cancelled."""
 

@@ -42,9 +42,6 @@ def consume(made, clock, asked, received, step):
     made.end_wait(step)
 
 
-# What is added up
-
-
 def test_a_script_of_known_times():
     clock = Clock()
     made = recorder(clock, transforms=("decode",))
@@ -211,9 +208,6 @@ def test_since_subtracts_every_number_unless_it_is_marked():
     assert found.added == found.added_seconds == found.cpu_seconds == 3
 
 
-# A loader's
-
-
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
@@ -308,9 +302,6 @@ def test_frozen_and_as_json_and_as_text():
     assert "work in the consumer's thread, of 8 CPUs (1.5" in str(replace(found, workers=0, executor="serial"))
 
 
-# Downloads
-
-
 def test_downloads_of_this_process_and_of_workers_since_the_loader_was_built():
     clock, traffic = Clock(), Traffic(16)
     traffic.add(requests=5, nbytes=500)
@@ -357,8 +348,6 @@ def test_downloads_as_text_and_as_json():
     )
     assert "; 1 shard was in the cache, 1 was downloaded, 0 of" in str(Downloads(shards_found=1, shards_downloaded=1))
 
-
-# The verdict
 
 SERIAL = {"workers": 0, "executor": "serial"}
 PROCESSES = {"executor": "processes"}

@@ -67,9 +67,6 @@ def hypergeometric(lengths, size):
     return float(sum(1 - Fraction(math.comb(records - m, size), math.comb(records, size)) for m in lengths))
 
 
-# Figures against plain loops
-
-
 @pytest.mark.parametrize("repeats", [False, True])
 def test_displacement_is_that_of_a_loop(repeats):
     sampler = table(60, 40, seed=1, repeats=repeats)
@@ -152,8 +149,6 @@ def test_multiplicity_is_that_of_a_counter(sampler, size, tail):
     assert report.steps == planner.steps(0)
 
 
-# Batches of all ranks together
-
 LENGTHS = [random.Random(0).randrange(1, 20) for _ in range(101)]
 
 
@@ -182,9 +177,6 @@ def test_global_batches_are_those_of_the_ranks(planner, world_size, tail):
     middle, sizes = global_rows(planner, range(1, 3), epoch=1)
     assert middle.tolist() == [*found[1].tolist(), *found[2].tolist()]
     assert sizes.tolist() == [len(found[1]), len(found[2])]
-
-
-# Good orders, and bad ones
 
 
 def verdicts(report):
@@ -280,9 +272,6 @@ def test_verdicts():
     assert mixing.verdict == "a batch mixes as many parts as in a uniform shuffle, within chance"
 
 
-# Samples of long epochs
-
-
 @pytest.mark.slow_suite
 def test_ten_to_the_ten_records_are_judged_in_little_memory():
     tracemalloc.start()
@@ -297,9 +286,6 @@ def test_ten_to_the_ten_records_are_judged_in_little_memory():
     assert abs(report.displacement.mean.found - 1 / 3) < SIGMAS / math.sqrt(18 * report.looked_at)
     assert report.mixing.per_batch.ratio == pytest.approx(1, abs=0.01)
     assert report.multiplicity.never is None
-
-
-# The pool that reaches a quality
 
 
 def emitted_by_a_list(records, pool_size, seed):

@@ -110,8 +110,6 @@ def test_a_subset_copies_its_selection_and_keeps_a_range():
         assert (len(sampler), sampler.selection) == ((2**48 - start + 2) // 3, range(start, 2**48, 3))
 
 
-# Lanes
-
 SHARDS = ShardSequential((10, 3, 17, 0, 25, 8, 8, 30, 19), 3)  # 120 records, ten in each of 12 lanes
 
 

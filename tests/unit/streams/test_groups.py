@@ -148,9 +148,6 @@ def test_a_loader_that_is_closed_cancels_what_it_has_asked_for(monkeypatch):
     assert len(cancelled) == len(asked) - 1 > 0
 
 
-# --- the sizes of tasks --------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Recorded:
     """An executor whose steps take a given time and memory, of columns or of others. It writes down the tasks."""
@@ -208,8 +205,6 @@ def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     assert [task.most for task in executor.tasks[:9]] == sizes
     assert [task.starts for task in executor.tasks[:3]] == [("start",), (), ()]
 
-
-# --- stacked columns -----------------------------------------------------------------------------------------------
 
 VALUES = st.sampled_from([1, 2, 2**63, 2**64, 0.5, True, "a", b"b", None, (1, "x"), {"a": 1}, {"a": 1, "b": 2}])
 

@@ -47,9 +47,6 @@ def run(make, sequences, field="data", **settings_):
         return take(loader, field=field)
 
 
-# --- the examples of the eBook -------------------------------------------------------------------------------------
-
-
 def test_ebook():
     expected = [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
     assert run(iter, [range(12)], batch_size=1, chunk=4) == expected
@@ -67,9 +64,6 @@ def test_ebook_as_many_workers_as_divide_the_rows(rows, most, parts):
     assert group_count(rows, most) == parts
     with MultiStreamLoader(iter, LISTS, batch_size=rows, num_workers=most) as loader:
         assert loader.num_workers == parts
-
-
-# --- a slow and obvious model --------------------------------------------------------------------------------------
 
 
 def pieces(lengths, order, row, turns, chunk, ends):
@@ -238,8 +232,6 @@ def resumed(state, **settings_):
     return loader
 
 
-# --- what samples and batches may be -------------------------------------------------------------------------------
-
 Pair = namedtuple("Pair", "a b")
 
 
@@ -362,9 +354,6 @@ def test_the_context_gives_the_same_numbers_with_other_workers_and_after_a_resum
         assert list(map(plain, itertools.islice(loader, 7))) == rest
 
 
-# --- iteration -----------------------------------------------------------------------------------------------------
-
-
 def test_in_split_another_for_is_the_next_epoch_also_after_a_break():
     settings_ = {"batch_size": 2, "mode": "split", "seed": 1}
     with MultiStreamLoader(iter, LISTS, epochs=3, **settings_) as loader:
@@ -414,9 +403,6 @@ def test_statistics_tell_the_slowest_row(monkeypatch):
     assert str(statistics).startswith("20 batches, 80 rows, ")
     assert str(statistics).splitlines()[-2].startswith("the slowest row is 2 with")
     assert (statistics.row_seconds > 0).all()
-
-
-# --- states --------------------------------------------------------------------------------------------------------
 
 
 @WORKERS
@@ -544,9 +530,6 @@ def test_states_of_ranks_must_fit_together():
                 alone.load_state_dict(state)
         with pytest.raises(StateMismatchError, match=r"rows \(of all ranks\): 4 in the state, 2 here"):
             smaller.load_state_dict([first, second])
-
-
-# --- what goes wrong -----------------------------------------------------------------------------------------------
 
 
 @WORKERS
@@ -694,9 +677,6 @@ def test_settings_are_checked(settings_, key, match):
     with pytest.raises(ConfigError, match=match) as caught:
         MultiStreamLoader(**{"make_stream": iter, "sequences": LISTS, "batch_size": 2, **settings_})
     assert caught.value.key == key
-
-
-# --- streams are closed, and nothing is left -----------------------------------------------------------------------
 
 
 @WORKERS

@@ -203,9 +203,6 @@ print(json.dumps([
     assert json.loads(done.stdout) == [{"early": 2, "late": 2}, 2]
 
 
-# Spans
-
-
 def traced(sampler=sampling.ALWAYS_ON):
     exporter, provider = InMemorySpanExporter(), TracerProvider(sampler=sampler)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -271,9 +268,6 @@ def test_steps_that_are_not_sampled_have_no_spans(collect):
         instrument(loader, spans=True, meter_provider=collect.provider, tracer_provider=provider)
         assert len([*loader]) == 2
     assert exporter.get_finished_spans() == ()
-
-
-# The cost
 
 
 def calls_into_telemetry(loader):

@@ -51,9 +51,6 @@ def lists(batches):
     return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
 
 
-# --- torch's class ---------------------------------------------------------------------------------------------------
-
-
 def test_it_may_take_the_place_of_torchs_class(monkeypatch):
     monkeypatch.setattr(data, "DataLoader", DataLoader)
     monkeypatch.setattr(torch.utils.data.dataloader, "DataLoader", DataLoader)
@@ -78,9 +75,6 @@ def test_the_iterator_has_the_length_and_the_processes_of_torchs():
     process.join(60)
     assert not process.is_alive()
     assert len(iter(DataLoader(np.arange(8), 3))) == 3
-
-
-# --- what data sets and samplers may be ------------------------------------------------------------------------------
 
 
 class Doubled:
@@ -177,9 +171,6 @@ def test_tensors_of_a_data_set_are_shared_with_workers(method):
     resource_sharer.stop(60)  # of multiprocessing: its thread has handed the memory over
 
 
-# --- turns -----------------------------------------------------------------------------------------------------------
-
-
 class Together(data.Dataset):
     """Records that are read when all workers read one."""
 
@@ -202,9 +193,6 @@ def test_workers_take_turns():
     assert lists(DataLoader(Together(3), **workers(3))) == [[i] for i in range(6)]
     out_of_order = DataLoader(Together(2), prefetch_factor=1, in_order=False, **workers(2))
     assert sorted(lists(out_of_order)) == [[i] for i in range(6)]
-
-
-# --- seeds -----------------------------------------------------------------------------------------------------------
 
 
 def draw(_):
@@ -271,9 +259,6 @@ def test_what_worker_init_fn_seeds_stays():
     with pytest.warns(UserWarning, match="worker_init_fn seeds a random generator, so the loader does not") as warned:
         loader.state_dict()
     assert [each.filename for each in warned] == [__file__]
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 class Refused(Exception):

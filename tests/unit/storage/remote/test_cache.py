@@ -99,9 +99,6 @@ def test_names_tell_length_and_md5():
         assert re.fullmatch(f"x~[0-9a-f]{{20}}{expected}", ShardCache.name(address, version(tag)))
 
 
-# Room
-
-
 def test_the_longest_unused_is_evicted(tmp_path):
     node = Node(tmp_path, 300)
     node.fetch_aged("abc")
@@ -191,9 +188,6 @@ def test_pruning_spares_what_is_used(node):
     assert node.files == []
 
 
-# Downloads that fail, are waited for, or are left behind
-
-
 def test_a_failed_download_leaves_nothing(node):
     with pytest.raises(SourceError, match="gone"):
         node.fetch("x", download=raising(SourceError("gone")))
@@ -277,9 +271,6 @@ def test_what_a_killed_process_leaves_is_taken_over(tmp_path, name):
     assert node.files == [".x"]
     assert node.content(name) == b"\1" * 100
     assert node.files == [name]
-
-
-# Files that are not as they were left
 
 
 def test_a_shard_that_somebody_has_cut_is_downloaded_again(node):

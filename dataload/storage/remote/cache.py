@@ -15,7 +15,7 @@ import re
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -129,12 +129,13 @@ class ShardCache:
     def evict(self, name: str) -> None:
         _evict(os.path.join(self._directory, name))
 
-    def limit(self) -> int:
+    def limit(self, used: int | None = None) -> int:
+        """Return the bytes that shards may take; they take `used`, if that is known."""
         disk = shutil.disk_usage(trusted_folder(self.root, "shards"))
         free = disk.free
         if self._budget is not None and self._budget < free:
             return self._budget
-        used = self._used()
+        used = self._used() if used is None else used
         if self._budget is not None:
             return max(0, min(self._budget, used + free - _SPARED_BYTES))
         spared = disk.total // _SPARED
@@ -275,7 +276,7 @@ class ShardCache:
             os.close(descriptor)
 
     def _make_room(self, url: str, size: int, give_up: Callable[[], bool]) -> None:
-        while (excess := self._used() + size - (limit := self.limit())) > 0:
+        while (excess := (used := self._used()) + size - (limit := self.limit(used))) > 0:
             if not self._evict_one() and not give_up():
                 what = "the budget" if limit == self._budget else "the disk"
                 rule = "; without remote.budget, a twentieth of the disk stays free" if self._budget is None else ""
@@ -286,17 +287,21 @@ class ShardCache:
                 )
 
     def _used(self) -> int:
-        return sum(file.size for file in self.files())
+        return sum(status.st_size for _, status in self._statuses())
 
     def files(self) -> list[CachedFile]:
         """Return all files, unfinished downloads included, least recently used first."""
-        found: list[CachedFile] = []
+        found = [CachedFile(path, status.st_size, status.st_mtime) for path, status in self._statuses()]
+        return sorted(found, key=lambda file: file.used)
+
+    def _statuses(self) -> Iterator[tuple[str, os.stat_result]]:
         with suppress(FileNotFoundError), os.scandir(self._directory) as files:
             for file in files:
-                with suppress(FileNotFoundError):
+                try:  # not suppress, which takes as long as the call: there may be thousands
                     status = file.stat(follow_symlinks=False)
-                    found.append(CachedFile(file.path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda file: file.used)
+                except FileNotFoundError:
+                    continue
+                yield file.path, status
 
     def prune(self, budget: int = 0, only: Container[str] | None = None) -> list[CachedFile]:
         """Delete unused files, `only` these paths, least recently used first, until the rest fits; return them."""

@@ -357,6 +357,15 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path):
     assert (tmp_path / "secret").read_bytes() == bytes(5000)
 
 
+@pytest.mark.parametrize("budget", [None, 300_000])
+def test_a_download_looks_at_the_other_shards_once(tmp_path, monkeypatch, budget):
+    node, real, looks = Node(tmp_path, budget), os.scandir, []
+    node.fetch("a.tar")
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or real(path))
+    node.fetch("b.tar")
+    assert len(looks) == 1
+
+
 def test_a_disk_smaller_than_the_budget_limits_the_shards(tmp_path, monkeypatch):
     cache, real = ShardCache(str(tmp_path), 300_000), os.statvfs(tmp_path)
     (tmp_path / "shards" / "a~1").write_bytes(bytes(50_000))

@@ -102,7 +102,7 @@ def are_plain(names: str) -> bool:
 
 def leads_elsewhere(name: Any, *, in_url: bool = False) -> str:
     """Return why `name`, found in a file, is not a file below that file's directory; "" if it is. Never expanded."""
-    if type(name) is str and are_plain(name):
+    if type(name) is str and len(name) <= _LONGEST_NAME and are_plain(name):
         return ""
     shown = re.sub(r"//[^/]*@", "//", str(name).partition("?")[0])[:80]  # a URL may hold secrets
     reason = f"{shown!r} is not the name of a file below this directory"

@@ -108,11 +108,11 @@ class DevicePrefetcher(ABC, Generic[SentT]):
         """See `Loader.change_weights`. Batches that are being copied to the device keep the earlier weights."""
         self.loader.change_weights(weights, at=at)
         now = LoaderState.from_json(self.loader.state_dict())
-        first = now.changes[0].epoch, now.changes[0].position
+        first = now.changes[0].number
         for state in [*(state for _, state in self._ahead or ()), self._state]:
             if state is not None:  # of a batch before the change, so it does not know it
                 known = LoaderState.from_json(state)
-                earlier = [each for each in known.changes if (each.epoch, each.position) < first]
+                earlier = [each for each in known.changes if each.number < first]
                 length = now.length if known.epoch == now.epoch else known.length
                 state |= replace(known, changes=(*earlier, *now.changes), length=length, parts=now.parts).to_json()
 

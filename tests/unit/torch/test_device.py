@@ -339,7 +339,8 @@ def test_weights_change_after_the_batches_sent_ahead(device):
         batches, served, states = iter(loader), [], []
         for step in range(9):
             if step in (2, 3):  # the second change comes before the batches sent ahead at the first are received
-                loader.change_weights({"a": 1, "b": 3 * step})
+                for weight in (0, 3 * step):  # of two at the same step, the last counts
+                    loader.change_weights({"a": 1, "b": weight})
             states.append(json.loads(json.dumps(loader.state_dict())))
             served.append(next(batches)["index"])
     of_b = (np.array(served) >= 30).sum(1).tolist()

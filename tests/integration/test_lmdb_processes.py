@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
-import threading
-from pathlib import Path
 
 import lmdb
 import numpy as np
@@ -133,25 +130,3 @@ def test_a_file_that_is_replaced_while_it_is_open(tmp_path):
             assert len(new) == 5
         (path / "data.mdb").unlink()
         assert source[201] == value(201)
-
-
-def test_closing_in_one_thread_while_another_reads(plain):
-    source, readers = LMDBSource(plain), []
-    assert len(source) == RECORDS
-    started = threading.Event()
-
-    def read():
-        try:
-            while True:
-                source.read(range(0, RECORDS, 2))
-                started.set()
-        except ValueError as error:
-            readers.append(str(error))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    started.wait()
-    source.close()
-    thread.join()
-    assert textwrap.shorten(readers[0], 200).endswith("is closed: open it again to read")
-    assert not any(entry.resolve() == plain / "data.mdb" for entry in Path("/proc/self/fd").iterdir())

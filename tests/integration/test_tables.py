@@ -1,7 +1,6 @@
-"""Tables from one format to another, in the commands, in configs, and through loaders."""
+"""Tables from one format to another, in the commands and in configs."""
 
 import numpy as np
-import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 from command_line import facts, ok
 from written import written
@@ -38,15 +37,3 @@ def test_commands_and_configs(tmp_path):
         [batch] = loader
     assert batch["x"].dtype == np.float32
     assert batch["label"] == ["a", "b", "a"]
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.gz"])
-def test_loaders_with_workers_give_the_same_batches(tmp_path, name):
-    written(tmp_path / name, RECORDS)
-    settings = {"batch_size": 7, "shuffle": True, "seed": 1}
-    with dataload.open(tmp_path / name) as source:
-        with dataload.Loader(source, **settings) as loader:
-            expected = list(loader)
-        for workers in ({"num_workers": 2}, {"num_workers": 1, "executor": "fork"}):
-            with dataload.Loader(source, **settings, **workers) as loader:
-                assert difference(list(loader), expected, "batches") is None

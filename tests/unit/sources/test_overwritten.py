@@ -106,11 +106,11 @@ def several(tmp_path, monkeypatch):
     monkeypatch.setattr("dataload.sources.file_source.most_open_shards", lambda: 3)
     monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: 3)
 
-    def several(suffix):
+    def several(suffix, **more):
         paths = [tmp_path / f"{shard}{suffix}" for shard in range(10)]
         for shard, path in enumerate(paths):
             make(path, suffix, shard)
-        return dataload.open(paths, **FORMATS[suffix][1])
+        return dataload.open(paths, **FORMATS[suffix][1], **more)
 
     return several
 
@@ -149,8 +149,9 @@ def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(sev
 
 
 @pytest.mark.slow_suite
-def test_eight_threads_keep_few_files_open(several, tmp_path):
-    source = several(".tar")
+@pytest.mark.parametrize(("suffix", "options"), [(".tar", {}), (".syr", {"map": False})])
+def test_eight_threads_keep_few_files_open(several, tmp_path, suffix, options):
+    source = several(suffix, **options)
 
     def work(seed):
         for indices in np.random.default_rng(seed).integers(0, len(source), (20, 9)):

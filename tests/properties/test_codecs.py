@@ -10,12 +10,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from made_files import same
 
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.codecs.example import decode, encode
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.testing.compare import difference
 
 msgpack, npz, tf_example = (resolve_codec(name) for name in ("msgpack", "npz", "example"))
 
@@ -36,11 +36,6 @@ arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dim
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 values = st.one_of(arrays, st.binary(max_size=40), text, numbers, st.floats())
 records = st.dictionaries(text, values, max_size=5)
-
-
-def same(got, want):
-    found = difference(got, want, "record")
-    assert found is None, found
 
 
 @given(records)

@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import same as equal
 
 from dataload._util.arrays import split_records, stack_alike
 from dataload.collate import Collate, default_collate, scatter_columns
 from dataload.errors import ConfigError
-from dataload.testing.compare import difference
 from dataload.testing.strategies import arrays
-
-
-def equal(got, want):
-    found = difference(got, want, "batch")
-    assert found is None, found
 
 
 @given(data=st.data(), rows=st.integers(1, 12), dtype=st.sampled_from(["uint8", "float32", "int64", "bool"]))

@@ -2,16 +2,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from made_files import same as equal
 
 from dataload.collate import Collate, Pack, Pad, Ragged, default_collate, empty_like, scatter_columns
 from dataload.errors import ConfigError, SourceError
-from dataload.testing.compare import difference, overwrite
+from dataload.testing.compare import overwrite
 from dataload.types import BytesColumn, TextColumn
-
-
-def equal(got, want):
-    found = difference(got, want, "batch")
-    assert found is None, found
 
 
 def rows(*numbers):

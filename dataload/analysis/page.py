@@ -246,7 +246,7 @@ def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:
 def _badges(row: ShownRow, columns: Mapping[str, Any]) -> Iterable[str]:
     if row.filler:
         yield "filler"
-    if "stream_id" in columns and "is_first" in columns:
+    if {"stream_id", "offset", "is_first"} <= columns.keys():
         yield f"stream {columns['stream_id']}, from record {columns['offset']}"
         first = np.asarray(as_array(columns["is_first"])).reshape(-1)
         yield "begins here" if first[:1].any() else f"continues row {row.row} of the step before"

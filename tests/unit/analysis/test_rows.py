@@ -26,6 +26,7 @@ BATCHES = {
     "names of the plan": {"segment_ids": list("abcd"), "stream_id": ROWS, "is_first": np.zeros((4, 0)), "offset": ROWS},
     "no rate": {"sound": np.zeros((4, 1600), np.float32), "sample_rate": np.full(4, np.inf)},
     "keys that are not text": {0: ROWS, ("a", 1): ROWS},
+    "some names of the plan": {"stream_id": np.arange(4), "is_first": np.ones(4, bool)},
     "a number": 3,
     "nothing in a row": {"segment_ids": Ragged(np.array([0, 0, 1]), np.array([0, 0, 2, 2, 3]))},
 }

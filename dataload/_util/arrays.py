@@ -267,8 +267,8 @@ def _split(column: Any, rows: int) -> list[Any]:
 
 def as_array(value: Any) -> Any:
     """Return an array or a tensor with values as an array, float32 if numpy lacks its dtype; anything else as it is."""
-    if not hasattr(value, "__array__") or not hasattr(value, "shape") or isinstance(value, np.generic):
-        return value
+    if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__") or not hasattr(value, "shape"):
+        return cast("Any", value)
     is_tensor = hasattr(value, "detach")  # of torch
     try:
         return np.asarray(value.detach().cpu() if is_tensor else value)

@@ -207,11 +207,12 @@ def describe_column(column: Any) -> tuple[str, str, str]:
 def _describe_array(array: Any) -> tuple[str, str, str]:
     found = list[str]()
     if array.dtype.kind in "biuf":
-        finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+        values = np.ma.compressed(array) if isinstance(array, np.ma.MaskedArray) else array
+        finite = values[np.isfinite(values)] if array.dtype.kind == "f" else values
         if finite.size:
             found.append(f"{finite.min():g} to {finite.max():g}, mean {finite.mean(dtype=np.float64):.4g}")
-        if finite.size < array.size:
-            found.append(f"{array.size - finite.size} not finite")
+        for what, count in (("not finite", values.size - finite.size), ("masked", array.size - values.size)):
+            found += [f"{count} {what}"] if count else []
     return str(array.dtype), str(array.shape), ", ".join(found)
 
 
@@ -228,7 +229,7 @@ def preview(value: Any, classes: Sequence[str] = ()) -> str:
         if type(number) is int and 0 <= number < len(classes):
             return printable(f"{number} ({classes[number]})", _PREVIEW)
     if isinstance(array, np.ndarray):
-        if array.size <= _FEW:
+        if array.size <= _FEW and not isinstance(array, np.ma.MaskedArray):
             return printable(np.array2string(array, precision=4, separator=", ", max_line_width=1 << 20), _PREVIEW)
         dtype, shape, found = _describe_array(array)
         return f"{dtype} {shape}{': ' if found else ''}{found}"

@@ -59,10 +59,11 @@ def test_records_with_times_may_have_arrays_without_elements():
         ([np.nan], "1 not finite"),
         ([True, False], "0 to 1, mean 0.5"),
         ([], ""),
+        (np.ma.array([1, 99, 3], mask=[0, 1, 0]), "1 to 3, mean 2, 1 masked"),
     ],
 )
 def test_the_range_of_a_column_is_of_its_finite_values(values, found):
-    assert describe_column(np.array(values))[2] == found
+    assert describe_column(np.asanyarray(values))[2] == found
 
 
 def test_certificates_see_all_of_a_batch():
@@ -75,6 +76,8 @@ def test_certificates_see_all_of_a_batch():
         certificate = certify([loader_of(values)], 0, range(1), release="1")
         assert "has other values" in check_certificate(certificate, [loader_of(others)])
         assert check_certificate(Certificate.from_json(certificate.to_json()), [loader_of(values)]) is None
+    certificate = certify([loader_of(np.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0]))], 0, range(1), release="1")
+    assert "has other values" in check_certificate(certificate, [loader_of(np.ma.array([1, 2, 3, 4]))])
     ones = torch.ones(4)
     certificate = certify([loader_of(ones)], 0, range(1), release="1")
     assert check_certificate(certificate, [loader_of(ones.numpy())]) is None

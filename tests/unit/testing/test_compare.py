@@ -35,6 +35,7 @@ DIFFERENT = [
     (np.array([NAN]), OTHER_NAN, "x differs at (0,)"),
     (np.array(["a"], object), np.array(["b"], object), "x[0] is 'a' (str), expected 'b'"),
     (np.float32(0), np.float32(-0.0), "(float32), expected"),
+    (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2]), "x differs at"),
     (np.zeros(1, np.longdouble), np.ones(1, np.longdouble), "x differs at (0,)"),
     (Ragged(np.zeros(2), np.zeros(1)), Ragged(np.zeros(2), np.ones(1)), "x[1] differs at (0,)"),
     (b"a" * 500, b"a" * 499, "..."),

@@ -167,10 +167,13 @@ class _TokenFile(ShardReader[Record]):
 
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
         self._remote = options.remote_settings
-        self._file = storage_of(path, self._remote).map(path, mapped=options.map)
+        storage = storage_of(path, self._remote)
+        self._file = storage.map(path, mapped=options.map)
         self._window, self._is_whole = options.window, documents is None and options.end_token is None
         found = load_documents(documents, self._remote) if isinstance(documents, str) else Documents(documents)
-        self._start, self._dtype = _layout(self._file, options.stored_as(found.dtype, path))
+        # Writers finish the index last.
+        is_complete = self._file.size > 0 or storage.exists(index_path(path))
+        self._start, self._dtype = _layout(self._file, options.stored_as(found.dtype, path), is_complete=is_complete)
         self._length = (self._file.size - self._start) // self._dtype.itemsize
         self._specs = {options.field: FieldSpec(self._dtype.name, (options.window,))}
         self._pad: int | None = None
@@ -340,11 +343,11 @@ class _SharedWindows(NamedTuple):
         return shards + self.starts[shards] + tokens * itemsize
 
 
-def _layout(file: RecordFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """Return the offset of the tokens in a file, and their dtype."""
+def _layout(file: RecordFile, dtype: np.dtype[Any], *, is_complete: bool) -> tuple[int, np.dtype[Any]]:
+    """Return the offset of the tokens in a file, and their dtype; an empty raw file is refused unless `is_complete`."""
     head = file.read(0, min(_HEADER_BYTES, file.size))
     if not head.startswith(MAGIC) and not file.path.lower().endswith(".npy"):
-        if not file.size:
+        if not file.size and not is_complete:
             raise CorruptFileError("the file is empty: its writer did not finish", path=file.path)
         rest = file.size % dtype.itemsize
         if rest:

@@ -46,6 +46,13 @@ def test_files_of_any_size(tmp_path):
     assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
 
 
+def test_a_shard_of_documents_without_tokens_has_no_windows(tmp_path):
+    with dataload.create(tmp_path / "a.bin", format="tokens", records_per_shard=1) as writer:
+        writer.extend([np.arange(3), np.arange(0), np.arange(5)])
+    for options in ({}, {"documents": True}, {"end_token": 2}, {"documents": True, "ends": "drop"}):
+        assert dataload.open(tmp_path, window=2, **options).shard_lengths == (2, 0, 4)
+
+
 def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
     border = 1 << 21
     tokens = np.ones(2 * border, np.uint16)

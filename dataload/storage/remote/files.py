@@ -308,7 +308,10 @@ class RemoteAtomicFile(AtomicFile):
         self.path: str = url
         self._overwrite, self._remote = overwrite, remote
 
-    def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - an object that exists is durable
+    def sync(self) -> None:
+        """Do nothing: an object that exists is durable, and the file here is deleted after its upload."""
+
+    def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - see `sync`
         names = sorted(os.listdir(self.temporary)) if os.path.isdir(self.temporary) else [""]
         for name in names:
             url, key = (f"{part}/{name}".rstrip("/") for part in (self.path, self._key))

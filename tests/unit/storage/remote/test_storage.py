@@ -1,6 +1,7 @@
 """Files in a store in memory: looked up, listed, matched, read, written; and requests that fail."""
 
 import itertools
+import os
 import sys
 import threading
 
@@ -94,6 +95,15 @@ def test_patterns_of_many_directories_are_asked_for_together(root, pattern, meth
 
     monkeypatch.setattr(ObjectClient, method, asked)
     assert len(opened(root).glob(f"{root}/{pattern}")) == 2
+
+
+def test_files_are_not_flushed_before_their_upload(root, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    with dataload.create(f"{root}/a/x-0.tar", overwrite=True) as writer:
+        writer.write({"txt": "a"})
+    assert len(dataload.open(f"{root}/a/x-0.tar")) == 1
+    assert not flushed
 
 
 def test_reading(root):

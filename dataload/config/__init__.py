@@ -31,6 +31,8 @@ from contextlib import suppress
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from dataload._util.lazy import load_optional
 from dataload.config.problems import REFERENCE_PATTERN, config_error, find_problems, shorten
 from dataload.errors import ConfigError
@@ -273,7 +275,7 @@ def _yaml_loader(yaml: Any, path: str) -> Any:
 
 
 def plain_value(value: Any, origin: str) -> Any:
-    """Copy a value, with paths as text, tuples as lists and NumPy integers as integers; deep nesting is refused."""
+    """Copy a value, with paths as text, tuples as lists, and NumPy's integers and flags as Python's; limit nesting."""
     return _Copy().value(value, origin, 0)
 
 
@@ -292,6 +294,8 @@ class _Copy:
         self._copied += 1
         if isinstance(value, os.PathLike):
             return os.fspath(cast("os.PathLike[str]", value))
+        if isinstance(value, np.bool_):
+            return bool(value)
         if not isinstance(value, bool) and hasattr(value, "__index__"):
             with suppress(TypeError):  # of arrays
                 value = operator.index(value)

@@ -81,6 +81,12 @@ class Views(UserDict):
         return Views(value) if isinstance(value, dict) else value
 
 
+def test_a_dict_takes_what_classes_take():
+    assert config(loader={"batch_size": np.int8(4), "in_order": np.False_, "timeout": np.float32(2)}) == config(
+        loader={"batch_size": 4, "in_order": False, "timeout": 2.0}
+    )
+
+
 def test_tables_may_be_made_on_request():
     table = {**OK, "sampler": {"kind": "lanes", "lanes": 2}, "remote": {"mode": "ranges"}}
     assert read_config(Views(table)) == read_config(table)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.arrays import as_array
 from dataload._util.indexing import even_split
 from dataload._util.system import usable_cpus
 from dataload.catalog.arrays import seconds_until_settled
@@ -142,6 +143,8 @@ def _by_kind(values: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     for value in values:
         if isinstance(value, (bool, int, float, np.generic)):
             value = np.asarray(value)
+        elif not isinstance(value, (np.ndarray, str, bytes)):
+            value = as_array(value)  # of tensors
         kind: Any = value.dtype if isinstance(value, np.ndarray) and not value.dtype.hasobject else type(value)
         groups.setdefault(kind, []).append(value)
     yield from groups.items()

@@ -164,7 +164,11 @@ def _select(source: Source[Any], where: str | None, split: str | None, take: str
     if (split is None) != (take is None):
         raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
     items = [each.strip().partition("=") for each in split.split(",")] if split is not None else []
-    given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
+    given = dict[str, Any]()
+    for key, _, value in items:
+        if key in given:
+            raise ConfigError(f"--split {split}: {key!r} stands twice", key="split", value=split)
+        given[key] = parse_value(f"0{value}" if value.startswith(".") else value)
     settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
     dealt = {"folds": given["folds"]} if [*given] == ["folds"] else {"shares": given}
     source, report = select(source, where, {} if split is None else {**dealt, "part": take, **settings})

@@ -241,6 +241,8 @@ def test_convert_writes_the_records_that_are_selected(tmp_path):
     assert len(found) == 30
     assert 0 not in found.read_batch(range(30))["label"]
     assert "--split names the parts, and --take the one to read" in fail(2, *arguments, "--take", "val").output
+    twice = ("--split", "train=.8,val=.2,train=.8", "--take", "train", "--overwrite")
+    assert "'train' stands twice" in fail(2, *arguments, *twice).output
     text = ok(*arguments, "--split", "folds=5,exact=true", "--take", "train-4", "--overwrite")
     assert "fold 4: 30 of 150 records, 20.00% for 20.00%\n" in text
     assert len(dataload.open(tmp_path / "b.jsonl")) == 120

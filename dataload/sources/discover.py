@@ -46,7 +46,7 @@ from dataload.storage.backend import held_by_hub
 from dataload.storage.local.files import versions_of
 from dataload.storage.paths import as_path, is_web_url
 
-_SHOWN_PATTERNS, _SHOWN_NAMES = 10, 4
+_SHOWN_PATTERNS, _SHOWN_NAMES, _MOST_TRIED = 10, 4, 100
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
 _PATTERN = re.compile(r"[*?[{]")
 
@@ -356,10 +356,12 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
         if entry is None and by_content(path, remote) is not None:
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
-        inner = [name for name in names if _holds_data(join(path, name), remote, known)]
+        folders = names if is_url(path) else sorted(name for name, is_folder in list_names(path).items() if is_folder)
+        inner = [name for name in folders[:_MOST_TRIED] if _holds_data(join(path, name), remote, known)]
         shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
         ignored = f": it has {shown} (README and LICENSE are not data; format= reads files of other suffixes)"
-        hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ignored if names else ""
+        several = ", ".join(inner[:_SHOWN_PATTERNS]) + and_more(len(inner), _SHOWN_PATTERNS)
+        hint = f"; open one of its data sets: {several}" if inner else ignored if names else ""
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found

@@ -246,9 +246,9 @@ class SampleTable:
 
     def first(self, codes: Sequence[int]) -> Array | int:
         """Return the first component of each sample with one of these codes, -1 for none; one int if all alike."""
-        if self.ends is None:
-            return next((place for place, code in enumerate(self.codes.tolist()) if code in codes), -1)
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
+        if self.ends is None:
+            return int(hits[0]) if len(hits) else -1
         out = np.full(len(self), -1, np.int32 if len(self.blocks) < 2**31 else np.int64)
         samples = np.searchsorted(self.ends, hits, side="right")
         out[samples[::-1]] = hits[::-1]  # if there are several, the first is written last

@@ -177,7 +177,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         return split_records(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        chosen = self._check(fields)
+        chosen = dict.fromkeys(self._check(fields))
         found: Batch = {}
         groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
         for group, names in [each for each in groups if each[0].seconds]:
@@ -232,7 +232,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        parent, chosen = self._parent, self._check(None if fields is None else tuple(fields))
+        parent, chosen = self._parent, {*self._check(None if fields is None else tuple(fields))}
         groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
         groups = [each for each in groups if each[1]]
         groups = [each for each in groups if not each[0].seconds] or groups  # a span needs no other records

@@ -210,3 +210,15 @@ def test_suffixes_of_many_paths_are_those_of_each(more):
     paths = [f"{stem}.{end}{slash}" for stem in stems for end in ends for slash in ("", "/")] + [*stems]
     assert by_suffixes(paths, known) == [by_suffix(path, known) for path in paths]
     assert {of.name for of in by_suffixes(paths, known) if of} >= {"tar", "csv", "syrah", *("raw" for _ in more)}
+
+
+def test_files_of_no_format_are_not_looked_into(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr("dataload.sources.discover._holds_data", lambda *args: looks.append(args) or True)
+    for name in range(300):
+        (tmp_path / f"{name}.txts").touch()
+    for name in range(150):
+        (tmp_path / f"part-{name:03}").mkdir()
+    with pytest.raises(SourceNotFoundError, match=r"data sets: part-000, .*, part-009 \(and 90 more\)$"):
+        dataload.open(tmp_path)
+    assert len(looks) == 100

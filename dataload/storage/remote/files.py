@@ -53,22 +53,26 @@ class RemoteFile(MergedReads):
         return data, positions
 
     @property
+    def _own(self) -> Sequence[Any]:
+        """The range prefetchers of the loader for which this thread reads."""
+        return self._remote.ranges.get(current_reader(), ())
+
+    @property
     def _ahead(self) -> Sequence[Any]:
-        """The range prefetchers of the loader for which this thread reads; all if it is not known."""
-        known, reader = self._remote.ranges, current_reader()
-        return known.get(reader, ()) if reader else [*chain.from_iterable([*known.values()])]
+        """The same; all range prefetchers if it is not known for which loader this thread reads."""
+        return self._own or (() if current_reader() else [*chain.from_iterable([*self._remote.ranges.values()])])
 
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        ahead = self._ahead
+        ahead, starts, stops = self._ahead, runs.starts.tolist(), runs.stops.tolist()
         if not ahead or is_reading_tables():
-            fetch(self.path, self._version, self._remote, runs.starts.tolist(), runs.stops.tolist(), buffer)
+            fetch(self.path, self._version, self._remote, starts, stops, buffer)
             return
-        ends = np.cumsum(runs.stops - runs.starts)
         with downloading():
-            missing = ahead[0].fill(self.path, buffer, runs.starts, runs.stops, ahead[1:])
-        for run in missing.tolist():
-            start, stop, end = int(runs.starts[run]), int(runs.stops[run]), int(ends[run])
-            fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])
+            missing = ahead[0].fill(self.path, buffer, runs.starts, runs.stops, ahead[1:], waits=bool(self._own))
+        lengths = runs.stops - runs.starts
+        at, most = (np.cumsum(lengths) - lengths).tolist(), int(self._remote.options.part_bytes)
+        pieces = (cut([starts[run]], [stops[run]], most, at[run]) for run in missing.tolist())
+        _fetch_chunks(self.path, self._version, self._remote, [*chain.from_iterable(pieces)], buffer)
 
     def release(self) -> None:
         """Do nothing: no file is open."""
@@ -77,11 +81,16 @@ class RemoteFile(MergedReads):
 def fetch(
     url: str, version: ObjectVersion, remote: Remote, starts: list[int], stops: list[int], buffer: BytesArray
 ) -> None:
+    _fetch_chunks(url, version, remote, cut(starts, stops, int(remote.options.part_bytes)), buffer)
+
+
+def _fetch_chunks(
+    url: str, version: ObjectVersion, remote: Remote, chunks: Sequence[Chunk], buffer: BytesArray
+) -> None:
     def receive(chunk: Chunk, offset: int, data: Any) -> None:
         begin = chunk.at + offset - chunk.start
         buffer[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
 
-    chunks = cut(starts, stops, int(remote.options.part_bytes))
     if chunks:
         client, key = client_of(url, remote)
         with downloading():

@@ -175,8 +175,12 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         starts: Int64Array,
         stops: Int64Array,
         others: Sequence[RangePrefetcher] = (),
+        *,
+        waits: bool = True,
     ) -> Int64Array:
         """Copy runs of a file into `buffer`, waiting for those that this one or `others` have requested.
+
+        If it `waits`, the runs are of a step that one of them will plan: wait for that, too.
 
         Returns (n,) int64, the runs not requested.
         """
@@ -188,7 +192,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         while len(missing) and seen:
             # All prefetchers of a loader plan the same steps: ask the one that has planned least.
             ahead = min(seen, key=seen.__getitem__)
-            planned = ahead._plan_beyond(seen.pop(ahead))
+            planned = ahead._plan_beyond(seen.pop(ahead), waits=waits)
             if planned is None:
                 continue
             seen[ahead] = planned
@@ -205,10 +209,10 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
                 missing = missing[~inside]
         return np.concatenate([missing, *failed])
 
-    def _plan_beyond(self, seen: int | None) -> int | None:
+    def _plan_beyond(self, seen: int | None, *, waits: bool) -> int | None:
         """Wait until more than `seen` steps are planned, and return their number; None if none will be."""
         with self._lock:
-            if seen == self._planned and not self._ended and self._bytes <= _MOST_BYTES:
+            if waits and seen == self._planned and not self._ended and self._bytes <= _MOST_BYTES:
                 self._window = max(self._window, self._bytes)
                 self._planner.notify()
                 self._arrived.wait_for(lambda: self._stopped or self._ended or self._planned != seen)

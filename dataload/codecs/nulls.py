@@ -174,7 +174,12 @@ def _filled(array: Any, fill: Fill) -> tuple[Any, Array]:
     scalar = _scalar(kind.value_type if types.is_dictionary(kind) else kind, fill)
     if scalar is None:
         return array, gone if fill.named else np.zeros(count, np.bool_)
-    return (pa.repeat(scalar, count) if types.is_null(kind) else array.fill_null(scalar)), gone
+    if types.is_null(kind):
+        return pa.repeat(scalar, count), gone
+    try:
+        return array.fill_null(scalar), gone
+    except pa.ArrowNotImplementedError:  # before pyarrow 24, in a dictionary of large text, such as Polars'
+        return array.dictionary_decode().fill_null(scalar), gone
 
 
 def _scalar(kind: Any, fill: Fill) -> Any:

@@ -246,7 +246,9 @@ def _map_alike(
         if like is not None and (not known.lengths or len(like) == known.lengths[number])
     }
     shards = np.array([*found], np.int64)
-    sizes = known.versions[shards, 0].clip(max=None if layout.size else ENDS_BYTES)
+    sizes = known.versions[shards, 0]
+    if not layout.size:
+        sizes = np.minimum(sizes, ENDS_BYTES)
     shards = shards[sizes == (known.versions[first, 0] if layout.size else ends)]
     versions = files.add_alike(first, shards, [known.paths[int(each)] for each in shards])
     rows = np.append(first, shards[(versions == known.versions[shards]).all(axis=1)])

@@ -154,7 +154,7 @@ def test_values_of_every_type_of_arrow_find_themselves(tmp_path):
     columns = [*(numbers.cast("int32" if kind in times[:2] else "int64").cast(kind) for kind in times), text]
     columns += [
         pa.DictionaryArray.from_arrays(pa.array([0, None, 1]), pa.array(["a", "b"], text.type)),
-        pa.array([1, None, 2], "float16"),
+        pa.array(np.array([1, 0, 2], np.float16), mask=np.array([False, True, False])),
     ]
     table, path = pa.table(columns, [*"abcdefgh"]), tmp_path / "a.arrow"
     pyarrow.feather.write_feather(table, path, compression="uncompressed")

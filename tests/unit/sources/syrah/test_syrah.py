@@ -282,7 +282,11 @@ def test_every_dtype_in_either_byte_order(path, dtype, order):
         ({"x": np.zeros(2, complex), "t": "a"}, "field 'x' has dtype complex128; supported are bool, int8, .*, text a"),
         ({"x": None, "t": "a"}, "field 'x' has dtype object"),
         ({"x": 2**70, "t": "a"}, "field 'x' has dtype object"),
-        ({"x": np.zeros(2), "t": np.array(["a"], "T")}, "field 't': an array of text, whose elements the format would"),
+        *(
+            [({"x": np.zeros(2), "t": np.array(["a"], "T")}, "field 't': an array of text, whose elements the format")]
+            if hasattr(np.dtypes, "StringDType")  # from numpy 2
+            else []
+        ),
         ({"x": np.zeros(2), "t": "\ud800"}, "field 't': text cannot be encoded as UTF-8: surrogates not allowed"),
         (b"abc", "format 'syrah' stores fields, got a record of type bytes"),
         ({"x": np.zeros(2), 3: "a"}, "field names must be text, got 3"),

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 48
 IMMUTABLE = frozenset((bool, int, float, str, bytes))
 """Types whose values cannot change, so that copying a list of them need not copy its items."""
 
-_MOST_AXES = 63 if np.__version__[0] > "1" else 31  # numpy allows one more, which a batch adds
+_MOST_AXES = 63 if int(np.__version__.partition(".")[0]) > 1 else 31  # numpy allows one more, which a batch adds
 _MOST_ITEMS = 1 << 40  # of an empty array: numpy multiplies the other extents and the rows into an int64
 
 

@@ -46,7 +46,7 @@ READ_ONLY_CODEC = "sequence_example"
 
 @functools.cache
 def _functions(name: str) -> Any:
-    """Return the module with the functions of a codec, or the class if it has those of two."""
+    """Return what has the functions of a codec: a module, or a class in a module of two codecs."""
     module, _, kind = _FUNCTIONS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, kind) if kind else found

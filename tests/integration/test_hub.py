@@ -149,6 +149,16 @@ def test_a_gated_data_set_says_where_to_agree(hub: Hub) -> None:
         dataload.open("hf://datasets/org/numbers/data")
 
 
+def test_requests_are_repeated_where_that_may_help(hub: Hub) -> None:
+    hub.failures = [500, 408, 429]
+    with dataload.open("hf://datasets/org/numbers/data") as source:
+        assert values(source) == FIRST + SECOND
+    count, hub.failures = len(hub.requests), [418]
+    with pytest.raises(StoreError, match=f"cannot look up .*: {hub.endpoint} answers with status 418"):
+        dataload.open("hf://datasets/org/numbers@v1/data")
+    assert len(hub.requests) == count + 1
+
+
 def test_the_hub_is_not_written_to(hub: Hub) -> None:
     for settings in ({}, {"overwrite": True}, {"shards": 2}):
         with pytest.raises(StoreError, match="hf upload"):

@@ -20,6 +20,7 @@ class Hub:
     revisions: dict[str, str]
     token: str | None = None
     gated: bool = False
+    failures: list[int] = field(default_factory=list)  # statuses of the next answers
     endpoint: str = ""
     files: str = ""  # the URL of the second origin
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path
@@ -53,6 +54,9 @@ class _Names(_Handler):
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.requests.append((self.command, path))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        if hub.failures:
+            self.fail(hub.failures.pop(0), "")
+            return
         if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self.fail(*((403, "GatedRepo") if hub.gated else (401, "RepoNotFound")))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from dataload.sources.shards import locate
 from dataload.types import Int64Array
 
 _BLOCK_ROWS = 1 << 16
+_MOST_ADDED = 1 << 22  # losses of records, before they are summed
 _MOST_EPOCHS = 100_000
 
 
@@ -144,30 +145,28 @@ class SpikeReport:
 
 def rank_by_loss(loader: Loader[Any], losses: StepLosses, *, top: int = 20) -> SpikeReport:
     """Rank records and shards by the mean loss of their steps on all ranks; more steps are better evidence."""
-    served, of_step = _served(loader, losses)
-    indices, inverse = np.unique(served, return_inverse=True)
-    mean, count = _mean_loss(inverse, losses.losses[of_step], len(indices))
-    records = [
-        Suspect(int(indices[i]), str(locate(loader.source, int(indices[i]))), float(mean[i]), int(count[i]))
-        for i in _highest(mean, count, top)
-    ]
-    shards: list[Suspect] = []
     source = loader.source
     lengths = source.shard_lengths if isinstance(source, Source) else ()
-    if len(lengths) > 1:
-        firsts = np.cumsum([0, *lengths])
-        pairs = np.unique(np.stack([np.searchsorted(firsts, served, side="right") - 1, of_step]), axis=1)
-        mean, count = _mean_loss(pairs[0], losses.losses[pairs[1]], len(lengths))
-        for shard in _highest(mean, count, top):
-            name = locate(source, int(firsts[shard])).shard or f"shard {shard}"
-            shards.append(Suspect(int(shard), name, float(mean[shard]), int(count[shard])))
+    firsts = np.cumsum([0, *lengths])
+    of_records, of_shards = _Means(), _Means()
+    for places, indices in _served(loader, losses):
+        of_records.add(indices, losses.losses[places])
+        if len(lengths) > 1:
+            places, numbers = _distinct(places, np.searchsorted(firsts, indices, side="right") - 1)
+            of_shards.add(numbers, losses.losses[places])
+    records = [
+        Suspect(index, str(locate(source, index)), mean, steps) for index, mean, steps in of_records.highest(top)
+    ]
+    shards = [
+        Suspect(shard, locate(source, int(firsts[shard])).shard or f"shard {shard}", mean, steps)
+        for shard, mean, steps in of_shards.highest(top)
+    ]
     return SpikeReport(float(losses.losses.mean()), float(losses.losses.std()), records, shards)
 
 
-def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64Array]:
-    """Return the distinct records that each step reads, and the place of their step in `losses`; both (n,)."""
-    found: list[Int64Array] = []
-    places: list[Int64Array] = []
+def _served(loader: Loader[Any], losses: StepLosses) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Yield the place of some steps in `losses`, and the distinct records that each of them reads; both (n,)."""
+    policy = policy_of(loader)
     for epoch in np.unique(losses.epochs).tolist():
         planner = loader.batch_sampler_of(epoch)
         at = np.flatnonzero(losses.epochs == epoch)
@@ -178,20 +177,49 @@ def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64A
             for part in np.split(run, range(most, len(run), most)):
                 steps = range(int(losses.steps[part[0]]), int(losses.steps[part[-1]]) + 1)
                 indices, counts = global_rows(planner, steps, epoch=epoch)
-                pairs = np.unique(np.stack([np.repeat(part, counts), indices]), axis=1)
-                places.append(pairs[0])
-                found.append(pairs[1])
-    served = np.concatenate(found)
-    is_read = ~np.isin(served, policy_of(loader).excluded_among(served))
-    return served[is_read], np.concatenate(places)[is_read]
+                places, indices = _distinct(np.repeat(part, counts), indices)
+                is_read = ~np.isin(indices, policy.excluded_among(indices))
+                yield places[is_read], indices[is_read]
 
 
-def _mean_loss(groups: Int64Array, losses: Float64Array, size: int) -> tuple[Float64Array, Int64Array]:
-    count = np.bincount(groups, minlength=size)
-    return np.bincount(groups, losses, minlength=size) / np.maximum(count, 1), count
+def _distinct(one: Int64Array, other: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the distinct pairs of two arrays, (n,) each."""
+    order = np.lexsort((other, one))
+    one, other = one[order], other[order]
+    is_new = np.ones(len(one), np.bool_)
+    is_new[1:] = (np.diff(one) != 0) | (np.diff(other) != 0)
+    return one[is_new], other[is_new]
 
 
-def _highest(mean: Float64Array, count: Int64Array, top: int) -> list[int]:
-    """Return the groups with the highest mean, at equal means those with more steps first."""
-    order = np.lexsort((-count, -mean))
-    return [int(i) for i in order[: top + np.count_nonzero(count == 0)] if count[i]][:top]
+class _Means:
+    """The mean loss of numbers, of records or shards; what is added is summed now and then, to bound the memory."""
+
+    def __init__(self) -> None:
+        self._numbers: Int64Array = np.empty(0, np.int64)
+        self._sums: Float64Array = np.empty(0)
+        self._counts: Int64Array = np.empty(0, np.int64)
+        self._added: list[tuple[Int64Array, Float64Array]] = []
+        self._size = 0  # of what was added
+
+    def add(self, numbers: Int64Array, losses: Float64Array) -> None:
+        self._added.append((numbers, losses))
+        self._size += len(numbers)
+        if self._size > max(_MOST_ADDED, len(self._numbers)):
+            self._sum()
+
+    def _sum(self) -> None:
+        numbers, losses = (
+            np.concatenate(arrays) for arrays in zip((self._numbers, self._sums), *self._added, strict=True)
+        )
+        counts = np.append(self._counts, np.ones(self._size))
+        self._numbers, inverse = np.unique(numbers, return_inverse=True)
+        self._sums = np.asarray(np.bincount(inverse, losses), np.float64)
+        self._counts = np.bincount(inverse, counts).astype(np.int64)
+        self._added, self._size = [], 0
+
+    def highest(self, top: int) -> list[tuple[int, float, int]]:
+        """Return the numbers with the highest mean, at equal means those with more steps first, with both."""
+        self._sum()
+        mean = self._sums / self._counts
+        order = np.lexsort((-self._counts, -mean))[:top]
+        return [*zip(self._numbers[order].tolist(), mean[order].tolist(), self._counts[order].tolist(), strict=True)]

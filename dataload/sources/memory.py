@@ -101,7 +101,9 @@ class MemorySource(Source[Any]):
         ends = np.cumsum([len(source) for source in several])
         for name in columns:
             parts = [source._columns[name] for source in several if source._columns is not None]
-            of_all = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [*chain.from_iterable(parts)]
+            first: Any = parts[0]
+            is_array = isinstance(first, np.ndarray)  # whose byte order its fingerprint counts
+            of_all = np.concatenate(parts, dtype=first.dtype) if is_array else [*chain.from_iterable(parts)]
             columns = {**columns, name: of_all}
         for source, end in zip(several, ends.tolist(), strict=True):
             source._columns = {name: column[end - len(source) : end] for name, column in columns.items()}
@@ -185,6 +187,8 @@ class MemorySource(Source[Any]):
             return [owned(column[index]) for index in indices.tolist()]
         if column.dtype.hasobject:
             return np.take(column, indices, axis=0)
+        if (native := column.dtype.newbyteorder("=")) != column.dtype:
+            return column[indices].astype(native)  # as collation does
         out = pooled_empty((len(indices), *column.shape[1:]), column.dtype)
         if (size := column[:1].nbytes) >= _LARGE and column.flags.c_contiguous:
             core().gather(out.view(np.uint8), column.view(np.uint8), 0, size, indices, size, -1)

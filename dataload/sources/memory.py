@@ -151,7 +151,7 @@ class MemorySource(Source[Any]):
         if self._columns is None:
             self._check(fields)
             return super()._read_columns(indices, fields)
-        selected = tuple(self._columns) if self._selected is None else self._selected
+        selected = self._columns if self._selected is None else dict.fromkeys(self._selected)
         chosen = selected if fields is None else fields
         require_known(chosen, selected)
         columns = {name: self._values(name, indices) for name in chosen}

@@ -58,6 +58,23 @@ def test_fields_are_chosen_in_order():
     assert (len(source), repr(source)) == (1, "MemorySource(1 records)")
 
 
+@pytest.mark.parametrize("view", [lambda source: source, lambda source: dataload.windows(source, [3], 2)])
+def test_fields_are_not_searched_in_lists(view):
+    compared = []
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    source = view(MemorySource({Name(f"c{number}"): np.arange(3) for number in range(200)}))
+    compared.clear()
+    assert len(source.read_batch([0])) >= 200
+    assert len(compared) < 2000  # not half the square
+
+
 def test_what_is_read_may_be_modified():
     messages = [[{"role": "user", "words": ["a"]}] for _ in range(2)]
     mapped = np.memmap(__file__, mode="r")  # read-only, and read where it is used

@@ -60,6 +60,11 @@ def test_each_violation_is_found(code, what):
     assert [found for _, found in violations(ast.parse(code))] == [what]
 
 
+def test_no_module_is_too_long():
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")}
+    assert {path for path, lines in lengths.items() if lines > 400} == set()
+
+
 def test_what_is_allowed():
     assert not list(violations(ast.parse("import os\nfrom os import PathLike\nos.environ, os.getpid()\nx.open('y')")))
 

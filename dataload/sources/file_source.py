@@ -43,8 +43,6 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
 T_co = TypeVar("T_co", covariant=True)
 
-_OPENING_THREADS = 4
-
 
 class FileSource(Source[T_co]):
     """A data set in one or more files of one format, each a shard; each process opens them on first use.
@@ -245,7 +243,7 @@ class FileSource(Source[T_co]):
 
     @property
     def _opening_threads(self) -> int:
-        return _OPENING_THREADS if self._remote is None else self._remote.options.connections
+        return 4 if self._remote is None else self._remote.options.connections
 
     def _readers(self) -> list[ShardReader[T_co]]:
         """Return the readers of all shards, which are opened if needed."""

@@ -97,7 +97,6 @@ def circle(imports):
     return set()
 
 
-@pytest.mark.slow_suite
 def test_no_modules_import_each_other():
     assert not circle(imports_of(ROOT))
 

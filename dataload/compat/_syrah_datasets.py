@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from dataload.compat.syrah import File, check_position
+from dataload.compat._syrah_file import File, check_position
 from dataload.errors import ConfigError
 from dataload.types import Array
 

@@ -61,7 +61,8 @@ class Here:
         return place
 
     def content(self, place: tuple) -> dict:
-        assert not [*Path(place[0]).glob(".*.tmp")], "a hidden folder is left over"
+        # A folder of the manifest, empty, stays until the manifest changes again.
+        assert not [*Path(place[0]).glob(".a*.tmp")], "a hidden folder is left over"
         return content(Path(place[0]))
 
     def half_written(self, job: str, place: tuple) -> list[str]:

@@ -9,6 +9,8 @@ from dataload._util.arrays import pooled_empty
 from dataload.errors import ConfigError, SourceError
 from dataload.types import Batch, BytesColumn, Int64Array
 
+_NOT_ARRAYS = (list, dict, tuple, BytesColumn)  # the other kinds of columns
+
 
 class Ragged(NamedTuple):
     """Values of different lengths, one after another in one array.
@@ -51,7 +53,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
                 nested.setdefault(name, []).append((where, column))
             elif (
                 isinstance(target, (list, dict))
-                or isinstance(column, (list, dict, tuple, BytesColumn))
+                or isinstance(column, _NOT_ARRAYS)
                 or column.shape[1:] != target.shape[1:]
                 or column.dtype != target.dtype
             ):
@@ -85,8 +87,7 @@ def _by_name(batch: Any) -> Batch:
 
 
 def _kind(column: Any) -> str:
-    is_array = not isinstance(column, (list, dict, tuple, BytesColumn))
-    return f"{column.dtype} {column.shape[1:]}" if is_array else "not an array"
+    return "not an array" if isinstance(column, _NOT_ARRAYS) else f"{column.dtype} {column.shape[1:]}"
 
 
 def _column_like(column: Any, rows: int) -> Any:
@@ -160,7 +161,7 @@ def unequal(name: str, row: int, one: str, other_row: int, other: str) -> Config
 
 
 def require_text(values: list[Any], name: str) -> None:
-    """Raise a ConfigError unless all values of a field, the first of which is text, are text or None."""
+    """Raise a ConfigError if a field that begins with text has a value that is neither text nor None."""
     if any(not issubclass(kind, (str, type(None))) for kind in set(map(type, values))):
         row = next(row for row, value in enumerate(values) if not isinstance(value, (str, type(None))))
         raise unequal(name, 0, "str", row, type(values[row]).__name__)

@@ -386,12 +386,13 @@ def _is_whole(directory: str, found: DataSetFiles, remote: Remote) -> bool:
     """Return whether these are all shards of their directory, so that a manifest may list nothing else."""
     try:
         every = find_shards(directory, found.format.name, manifests=False, remote=remote).files
-        if {*map(base_name, every)} != {*map(base_name, found.files)}:
+        names = {*map(base_name, every)}
+        if names != {*map(base_name, found.files)}:
             return False
         anything = find_shards(directory, manifests=False, remote=remote).files  # slow: looks at all names
     except (SourceError, ConfigError):  # shards are missing, or have several formats
         return False
-    return {*map(base_name, every)} == {*map(base_name, anything)}
+    return names == {*map(base_name, anything)}
 
 
 def _fits_manifest(name: str, value: Any) -> bool:

@@ -59,7 +59,7 @@ class RemoteFile(MergedReads):
 
     @property
     def _ahead(self) -> Sequence[Any]:
-        """The same; all range prefetchers if it is not known for which loader this thread reads."""
+        """The range prefetchers to ask for what this thread reads: all, if its loader is not known."""
         return self._own or (() if current_reader() else [*chain.from_iterable([*self._remote.ranges.values()])])
 
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
@@ -156,7 +156,7 @@ class _OpenShards:
             self._files.move_to_end(id(file))
 
     def release_deleted(self) -> None:
-        """Release evicted files, because their space stays in use until then. This takes a few percent of the time."""
+        """Release evicted files, whose space stays in use until then. Looks seldom enough to take 5% of the time."""
         begun = time.monotonic()
         if begun < self._next_look:
             return

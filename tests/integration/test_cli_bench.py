@@ -95,7 +95,9 @@ def test_old_options_warn(tmp_path, own):
     old = (*flags, "--seed", 3, "--html", files[0], f"--picture={files[1]}")
     result = run("bench", own, "--formats", "syrah", *QUICK, "--cache", tmp_path / "cache", *old)
     assert result.exit_code == 0, result.output
-    lines = [f"warning: {flag} is deprecated and has no effect: " for flag in (*flags, "--seed", "--html", "--picture")]
+    lines = [
+        f"warning: {flag} is deprecated and has no effect: use " for flag in (*flags, "--seed", "--html", "--picture")
+    ]
     assert [line[: len(start)] for line, start in zip(result.stderr.splitlines(), lines, strict=True)] == lines
     assert not any(file.exists() for file in files)
 

@@ -46,7 +46,9 @@ def test_places_in_a_mesh(eight):
             "ConfigError: the mesh has the dimensions dp, ep, and 'ep' does not say whether processes along it read "
             "different data: give data_dims, the names of the dimensions along which they do"
         )
-        assert found["misspelt"].startswith("ConfigError: data_dims has 'dp_shart', but the mesh has no such dim")
+        assert found["misspelt"].startswith(
+            "ConfigError: data_dims has 'dp_shart', but the mesh has no such dimension:"
+        )
         assert found["unnamed"].endswith("the mesh have no names: give mesh_dim_names to init_device_mesh")
         outside = process > 1 and "ConfigError: this process is not in the process group: pass the group that it reads"
         assert (found["outside"] or "").startswith(outside or "")

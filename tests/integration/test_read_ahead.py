@@ -183,7 +183,9 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, cache_home, shar
     with opened(proxy, bucket, "syr", budget=total // 4) as source:
         with (
             dataload.Loader(source, **settings, **WORKERS[workers]) as loader,
-            pytest.raises(ConfigError, match=r"records of about 2,0\d\d bytes are read in an order .* shuffle in a p"),
+            pytest.raises(
+                ConfigError, match=r"records of about 2,0\d\d bytes are read in an order .* shuffle in a pool"
+            ),
         ):
             next(iter(loader))
         with dataload.Loader(source, **{**settings, "shuffle": False}, **WORKERS[workers]) as loader:

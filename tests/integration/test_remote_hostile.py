@@ -239,5 +239,7 @@ def test_headers_do_not_follow_redirects():
 def test_names_that_no_store_has(etag):
     long = "x" * 2000
     answer = page(["d/x" if etag else f"d/{long}"]).replace(b'"e"', f'"{long if etag else "e"}"'.encode())
-    with pytest.raises(StoreError, match=r"cannot list s3://b/d: the store returned a name or an ETag of more than 10"):
+    with pytest.raises(
+        StoreError, match=r"cannot list s3://b/d: the store returned a name or an ETag of more than 1024"
+    ):
         list_names(lambda handler: handler.send(answer))

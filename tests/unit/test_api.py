@@ -140,7 +140,10 @@ MIXED = r"the files of a data set have one format, got .*a\.syr \(syrah\), .*b\.
         (lambda: dataload.open("range:x"), r"format 'range' takes the number of records \(range:1000\), got 'x'"),
         (lambda: dataload.open("memory:x"), "format 'memory' takes data, not a path"),
         (lambda: dataload.create("x.unknown"), r"the suffix of '.*x\.unknown' does not name a format: pass format="),
-        (lambda: dataload.create("x", format="range"), "format 'range' is read-only; choose one that can be .*: syrah"),
+        (
+            lambda: dataload.create("x", format="range"),
+            "format 'range' is read-only; choose one that can be .*: syrah,",
+        ),
         (lambda: dataload.create("a.syr"), r"a\.syr exists"),
     ],
 )

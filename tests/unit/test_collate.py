@@ -87,7 +87,10 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
         ([{"x": 1}, {"y": 1}], f"samples in {DIFFER.format(1, 'x, y only in one')}: choose common ones"),
         ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], DIFFER.format(2, "y only in one")),
         ([{"x": np.ma.array([1, 2], mask=[0, 1])}], r"field 'x': some values are masked: fill them first"),
-        ([{"x": type("Unlike", (), {"__array__": lambda _: int("")})()}], "numpy cannot hold this Unlike .*: convert"),
+        (
+            [{"x": type("Unlike", (), {"__array__": lambda _: int("")})()}],
+            "numpy cannot hold this Unlike .*: convert it",
+        ),
         ([(1,), (1, 2)], r"samples are tuples of different lengths: \[1, 2\]"),
         ([{"x": (1, 2)}, {"x": None}], "field 'x': row 0 is tuple, row 1 is NoneType"),
         ([{"x": (1, 2)}, {"x": {"a": 1, "b": 2}}], "field 'x': row 0 is tuple, row 1 is dict"),

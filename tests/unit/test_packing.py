@@ -34,7 +34,10 @@ def test_records_stand_in_their_places():
         ),
         ([np.arange(2), np.arange(3.0)], r"float64 \(3,\) in record 1 of the step, expected int64 \(3,\)"),
         ([{"x": np.arange(2), "y": 1}, {"x": np.arange(3), "y": 1}], r"field 'y': int64 \(\) in record 0"),
-        ([{"position_ids": np.arange(2)}, {"position_ids": np.arange(3)}], "packing adds 'position_ids', and the sam"),
+        (
+            [{"position_ids": np.arange(2)}, {"position_ids": np.arange(3)}],
+            "packing adds 'position_ids', and the samples",
+        ),
         ([{"segment_ids": np.arange(2)}, {"segment_ids": np.arange(3)}], "packing adds 'segment_ids'"),
     ],
 )
@@ -51,7 +54,9 @@ def test_pad_values_of_packed_rows_by_field():
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 0]]
     with pytest.warns(UserWarning, match="padding fills the integer fields labels, tokens with 0"):
         Pack()(samples, rows)
-    with pytest.raises(ConfigError, match=r"pad_value names 'lables', which is not a padded field: .* mean 'labels'"):
+    with pytest.raises(
+        ConfigError, match=r"pad_value names 'lables', which is not a padded field: did you mean 'labels'"
+    ):
         Pack({"lables": -100})(samples, rows)
     with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, but its dtype int16"):
         Pack(40000)([{"labels": np.arange(3, dtype=np.int16)}], rows)
@@ -149,7 +154,12 @@ def test_ranks_pack_their_own_records_and_may_have_none():
     [
         (1, 1, "INFO", "packing within a step fills 100.0% of 1 rows of 1"),
         (19, 20, "INFO", "packing within a step fills 95.0% of 1 rows of 20"),
-        (3, 4, "WARNING", "packing within a step fills 75.0% of 1 rows of 4: measure lengths with `dataload stats`.*"),
+        (
+            3,
+            4,
+            "WARNING",
+            "packing within a step fills 75.0% of 1 rows of 4: measure lengths with `dataload stats`, .*",
+        ),
     ],
 )
 def test_the_log_says_how_full_the_first_batch_is(caplog, length, row_length, level, line):

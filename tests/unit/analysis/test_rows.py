@@ -119,5 +119,7 @@ def test_the_filler_of_other_ranks_is_no_difference(kind):
 
 @pytest.mark.parametrize("value", [object(), torch.ones(4, device="meta")], ids=["object", "meta"])
 def test_what_cannot_be_compared_is_refused(value):
-    with pytest.raises(ConfigError, match=r"the batches have values of (object|Tensor), which a certificate cannot"):
+    with pytest.raises(
+        ConfigError, match=r"the batches have values of (object|Tensor), which a certificate cannot compare"
+    ):
         certify([loader_of({"x": ROWS, "y": value})], 0, range(1), release=dataload.__version__)

@@ -102,5 +102,7 @@ def test_limits_headers_and_a_missing_package(monkeypatch):
     piped[4:8] = piped[piped.index(b"data") + 4 :][:4] = b"\xff" * 4
     np.testing.assert_array_equal(decode_audio(piped), decode_audio(encoded("WAV")))
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(MissingDependencyError, match=r"audio needs soundfile: pip install 'dataload\[audio\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"decoding audio needs soundfile: pip install 'dataload\[audio\]'"
+    ):
         decode_audio(encoded("WAV"))

@@ -96,7 +96,11 @@ def test_array_records_are_those_of_the_original(original, files, form):
             for end in (f"b{'a' * 19}\0", b"b%b\0" % (b"a" * 19))
         ),
         *(
-            (lambda _, wrong=wrong: SharedMemoryDataSource([1, wrong]), ConfigError, "^element 1 is .*: shared memory")
+            (
+                lambda _, wrong=wrong: SharedMemoryDataSource([1, wrong]),
+                ConfigError,
+                "^element 1 is .*: shared memory takes",
+            )
             for wrong in (1 << 63, np.int64(1), [2])
         ),
         (lambda _: RangeDataSource(0, 10, 0), ConfigError, "step must not be 0"),

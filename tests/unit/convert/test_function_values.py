@@ -100,7 +100,9 @@ def test_a_function_of_unknown_values_is_not_resumed(tmp_path):
     report = run(tmp_path / "a.syr", Model(4), resume=True)  # nothing is left to do
     assert report.notes == (NOTE,)
     (tmp_path / "a-00001-of-00004.syr").write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match=r"a-00001-of-00004\.syr has changed, and .*json was begun with .*Model"):
+    with pytest.raises(
+        ConfigError, match=r"a-00001-of-00004\.syr has changed, and .*json was begun with .*Model, whose"
+    ):
         run(tmp_path / "a.syr", Model(4), resume=True)
 
 

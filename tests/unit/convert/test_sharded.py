@@ -209,7 +209,10 @@ def test_a_failure_while_publishing_takes_back_what_was_published(tmp_path, monk
         ),
         ("d-{0..2}.syr", {"records_per_shard": 9}, ConfigError, "names 3 shards: leave shards and records_per_shard"),
         ("d-{shards}.syr", {"records_per_shard": 3}, ConfigError, r"would be called 'd-2\.syr': put {shard:05d} into"),
-        *((name, {"shards": 2}, ConfigError, "destination: expected a name in") for name in (".d.syr", "d:d.syr")),
+        *(
+            (name, {"shards": 2}, ConfigError, "destination: expected a name in the dir")
+            for name in (".d.syr", "d:d.syr")
+        ),
         ("file/d.syr", {"shards": 2}, ConfigError, "file is not a directory; choose another destination"),
         ("damaged/d.syr", {"shards": 2}, CorruptFileError, "a manifest is JSON"),
     ],

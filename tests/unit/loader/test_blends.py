@@ -122,7 +122,9 @@ def test_other_sources_are_refused_by_name(monkeypatch):
     iterators = [iter(loader)]
     served(iterators, 1)
     plain = states(loader)
-    with pytest.raises(StateMismatchError, match=r"other data or another order.*Add new sources at the end, with we"):
+    with pytest.raises(
+        StateMismatchError, match=r"other data or another order.*Add new sources at the end, with weight 0"
+    ):
         mixed({"a": 1, "b": 2, "c": 1, "d": 1}).load_state_dict(plain)
     loader.change_weights({"a": 1, "b": 2, "c": 1})
     state = states(loader)

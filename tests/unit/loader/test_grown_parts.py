@@ -142,7 +142,9 @@ def test_the_proportions_stay_and_planned_weights_come(shards):
     load([grown], loader.state_dict())
     iterator = [iter(grown)]
     rows = [row for _ in range(19) for row in rows_of(iterator)]
-    assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], "part of states"
+    assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], (
+        "part of every state"
+    )
     for row in set(rows):  # the inverse knows passes of before the growth and after it
         index = (0, 60, 348)[row // 10_000] + row % 10_000
         found = [

@@ -167,7 +167,9 @@ def test_what_the_errors_say(tmp_path):
         expected = f"shards: 5 in the state, 9 here; they differ from number 2 ({names[3]}) on"
         assert expected in refused(source, state)
     with dataload.open(paths[:2]) as source:
-        assert "shards: 5 in the state, 2 here; they differ from number 2, which is missing, " in refused(source, state)
+        assert "shards: 5 in the state, 2 here; they differ from number 2, which is missing, on" in refused(
+            source, state
+        )
     with dataload.open(paths) as source:
         settings = state["settings"].partition("; shards: ")[0]
         assert "shards" not in refused(source, {**state, "settings": settings})
@@ -324,7 +326,9 @@ def test_independent_streams_end_no_epoch_together():
         state = loader.state_dict()
     with (
         streams(11, mode="independent") as loader,
-        pytest.raises(StateMismatchError, match=r"mode='independent' end no epoch together: .* sequences\[:7\]"),
+        pytest.raises(
+            StateMismatchError, match=r"mode='independent' end no epoch together: continue with sequences\[:7\]"
+        ),
     ):
         loader.load_state_dict(state, on_growth="finish")
 

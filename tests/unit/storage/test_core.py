@@ -118,7 +118,11 @@ def test_ranges_equal_slices(pairs):
 MISFITS = [
     ("gather", (bytearray(9), DATA, 0, 1, numbers(3), 8), "1 rows of 8 bytes do not fill 9 bytes"),
     ("gather", (bytearray(1), DATA, 0, 1, numbers(1, 2), 0), "2 rows of 0 bytes do not fill 1 b|stride 1, length 0"),
-    ("gather", (bytearray(8), DATA, -1, 1, numbers(3), 8), "start -1, stride 1, length 8: expected at least 0, 1 and"),
+    (
+        "gather",
+        (bytearray(8), DATA, -1, 1, numbers(3), 8),
+        "start -1, stride 1, length 8: expected at least 0, 1 and 0",
+    ),
     ("gather", (bytearray(8), DATA, 0, 0, numbers(3), 8), "start 0, stride 0, length 8"),
     ("gather", (bytearray(8), DATA, 0, 2**62, numbers(3), 8), "row 0: a record outside the 5000 bytes"),
     ("gather_ranges", (bytearray(5), DATA, numbers(1), numbers(4)), "ranges of 4 bytes do not fill 5 bytes"),

@@ -115,7 +115,9 @@ def test_a_single_process_gets_its_own(monkeypatch):
         try:
             assert statistics(loader).ranks[0].steps == 2
             monkeypatch.setattr(distributed, "all_gather_object", Mock(side_effect=RuntimeError("closed")))
-            with pytest.raises(dataload.DataloadError, match=r"not be gathered: a process has ended, .*\(closed\)"):
+            with pytest.raises(
+                dataload.DataloadError, match=r"could not be gathered: a process has ended, .*\(closed\)"
+            ):
                 statistics(loader)
         finally:
             distributed.destroy_process_group()

@@ -95,7 +95,9 @@ def test_the_place_by_the_environment(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert distributed_place() == {"rank": 2, "world_size": 4}
     monkeypatch.delenv("RANK")
-    with pytest.raises(ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* or initialise torch.dist"):
+    with pytest.raises(
+        ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* or initialise torch.distributed before"
+    ):
         distributed_place()
 
 
@@ -121,7 +123,9 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("dataload.torch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match=r"torch needs torch: pip install 'dataload\[torch\]' \(or only torch\)"):
+    with pytest.raises(
+        ImportError, match=r"dataload.torch needs torch: pip install 'dataload\[torch\]' \(or only torch\)"
+    ):
         importlib.import_module("dataload.torch")
 
 

@@ -495,8 +495,16 @@ def test_pyarrow_reads_what_we_write(tmp_path, name, compression):
         ([{"x": np.zeros(1, np.complex64)}], {}, "field 'x' is an array of complex64, which a table cannot store"),
         ([{"x": np.zeros((0, 3))}], {}, r"field 'x' cannot be stored in a table: an array of shape \(0, 3\) has no it"),
         ([{"x": 1 << 70}], {}, "field 'x' cannot be stored in a table"),
-        ([{"x": [1]}, {"x": [1.5]}], {"group_bytes": 1}, "'x' .*: it is list<item: double> here, and list<item: int64"),
-        ([{"x": {"a": [1]}}, {"x": {"a": [1], "b": 2}}], {"group_bytes": 1}, "int64>, b: int64> here, and struct<a: l"),
+        (
+            [{"x": [1]}, {"x": [1.5]}],
+            {"group_bytes": 1},
+            "'x' .*: it is list<item: double> here, and list<item: int64>",
+        ),
+        (
+            [{"x": {"a": [1]}}, {"x": {"a": [1], "b": 2}}],
+            {"group_bytes": 1},
+            "int64>, b: int64> here, and struct<a: lis",
+        ),
         ([{"x": [1, "a"]}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": 1}], {"ragged": ["y"]}, "ragged names the field 'y': choose from x"),
         ([{"x": "\ud800"}], {}, "field 'x' cannot be stored in a table: .* surrogates not allowed"),

@@ -114,7 +114,9 @@ def test_numbers_of_several_files_make_one_column(tmp_path):
     assert dataload.open(paths).read_batch([1, 0, 1])["x"].tolist() == [0.5, 1.0, 0.5]
     plain = [write(tmp_path / name, text) for name, text in (("a.jsonl", b'{"x": null}\n'), ("b.jsonl", b'{"x": 1}\n'))]
     for source, null in ((dataload.open(paths), "null.jsonl.gz"), (dataload.open(plain), "a.jsonl")):
-        with pytest.raises(CorruptFileError, match=rf"{null}, record 0: field 'x' is null, and other records have num"):
+        with pytest.raises(
+            CorruptFileError, match=rf"{null}, record 0: field 'x' is null, and other records have numb"
+        ):
             source.read_batch([*range(len(source))])
     write(tmp_path / "c.jsonl", b'{"x": "a"}\n{"x": null}\n')
     write(tmp_path / "d.jsonl", b'{"x": 1}\n{"x": null}\n')

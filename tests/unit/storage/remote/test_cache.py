@@ -148,7 +148,9 @@ def test_a_disk_that_stays_full_or_fails(tmp_path):
 
 def test_a_disk_with_little_room_left_says_what_it_spares(node, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10_000, free=520))
-    spares = "which needs 100 bytes, 80 more than the disk leaves .*; without remote.budget, a twentieth of the disk "
+    spares = (
+        "which needs 100 bytes, 80 more than the disk leaves .*; without remote.budget, a twentieth of the disk stays"
+    )
     with pytest.raises(CacheFullError, match=spares):
         node.fetch("a")
 

@@ -202,7 +202,9 @@ def test_lists_are_limited(root, monkeypatch):
     monkeypatch.setattr("dataload.storage.remote.requests._MOST_NAMES", 3)
     assert opened(root).list(f"{root}/a") == ["x-0.tar", "x-1.tar"]
     monkeypatch.setattr("dataload.storage.remote.requests._MOST_NAMES", 2)
-    with pytest.raises(SourceError, match=r"/a: it has more than 2 names; write a manifest .* or name the shards: {00"):
+    with pytest.raises(
+        SourceError, match=r"/a: it has more than 2 names; write a manifest .* or name the shards: {000"
+    ):
         opened(root).list(f"{root}/a")
     monkeypatch.setattr("dataload.storage.remote.requests._LONGEST", len("a/.hidden.tar") - 1)
     with pytest.raises(SourceError, match="returned a name or an ETag of more than 12 characters"):
@@ -400,7 +402,9 @@ def test_shards_that_are_scanned_may_take_so_many_bytes(root, tmp_path):
     with storage._remote.learning(paths):
         assert storage.lease(paths[0]).size == 9
     storage = opened(root, cache=tmp_path, scan=17)
-    message = r"only the whole of .*x-1.tar tells .* all 2 shards take up to 18 bytes, more than the 17 that remote"
+    message = (
+        r"only the whole of .*x-1.tar tells .* all 2 shards take up to 18 bytes, more than the 17 that remote.scan"
+    )
     with storage._remote.learning(paths):
         assert storage.lease(paths[0]).size == 9, "it is here already"
         with pytest.raises(ConfigError, match=message):
@@ -467,7 +471,9 @@ def test_failures_that_pass_and_that_do_not(look_up):
     passing = Failing(obstore.exceptions.GenericError("503 Service Unavailable"), 3)
     assert (look_up(passing), passing.calls) == (5, 4)
     call = Failing(obstore.exceptions.GenericError("busy: tops3cret at http://h/x?sig=abc <?xml?> tops3cret"), 9)
-    match = r"^cannot look up memory://failing/x: busy: \*\*\* at http://h/x\?... \(4 attempts in 0.0 s; the options"
+    match = (
+        r"^cannot look up memory://failing/x: busy: \*\*\* at http://h/x\?... \(4 attempts in 0.0 s; the options time"
+    )
     with pytest.raises(SourceError, match=match):
         look_up(call)
     assert call.calls == 4

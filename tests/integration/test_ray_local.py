@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +14,9 @@ import dataload
 from dataload.loader.step import StepRange
 
 pytest.importorskip("ray", reason="Ray is not installed")
+from dataload.ray import crew as crew_module
 from dataload.ray.actor import Homes, NodeAhead
-from dataload.ray.crew import Crew
+from dataload.ray.crew import Crew, Fleet
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "fleet.md"
 
@@ -95,9 +95,46 @@ def test_a_node_reads_ahead_what_its_homes_need():
         assert next(source.steps).indices.tolist() == [*range(150, 200)]
 
 
-def test_actors_that_find_no_room_do_not_keep_others_from_reading_ahead():
-    actor = SimpleNamespace(node="a")
-    crew = SimpleNamespace(nodes=("a", "b"), _leaders={"a": actor}, starting=[None], _settles_at=monotonic() + 60)
-    assert Crew.nodes_for(crew, actor) == ()
-    crew._settles_at = 0.0
-    assert Crew.nodes_for(crew, actor) == crew.nodes
+class NoRoom:
+    """Ray with CPUs for two actors, each on a node of its own; others are pending for ever."""
+
+    class exceptions:
+        RayError = RuntimeError
+
+    def __init__(self):
+        self.started = 0
+
+    def cluster_resources(self):
+        return {"CPU": 2.0}
+
+    def put(self, value):
+        return value
+
+    def get(self, result):
+        return result
+
+    def wait(self, results, **_):
+        return [result for result in results if result[0]], []
+
+    def remote(self, **_):
+        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.start))
+
+    def start(self, *_, **__):
+        self.started += 1
+        node = (f"node {self.started}", "") if self.started <= 2 else ("", str(self.started))
+        lease = SimpleNamespace(remote=lambda: ("", f"lease {node}"))
+        return SimpleNamespace(
+            load=SimpleNamespace(remote=lambda *_: node), lease=SimpleNamespace(options=lambda **_: lease)
+        )
+
+
+def test_actors_that_find_no_room_do_not_keep_others_from_reading_ahead(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(crew_module, "monotonic", lambda: now[0])
+    with pytest.warns(RuntimeWarning, match="3 workers of 1 CPUs need 3, and the Ray cluster has 2"):
+        crew = Crew(NoRoom(), Fleet(), b"", 3, first=0, shares=False)
+    crew.fill()
+    assert [crew.nodes_for(actor) for actor in crew.actors] == [(), ()], "the third may start soon"
+    now[0] = 20.0
+    crew.fill()
+    assert [crew.nodes_for(actor) for actor in crew.actors] == [("node 1", "node 2")] * 2

@@ -139,8 +139,9 @@ def test_numbers_whose_squares_no_float_holds_have_no_deviation():
 def test_tensors_are_measured_as_arrays():
     torch = pytest.importorskip("torch")
     arrays = [{"x": np.full(shape, 2.5), "y": np.int16(shape)} for shape in (1, 2, 2)]
-    tensors = [{name: torch.tensor(value) for name, value in each.items()} for each in arrays]
+    tensors = [{"x": torch.from_numpy(each["x"]), "y": torch.tensor(each["y"])} for each in arrays]
     assert measure(MemorySource(tensors)).fields == measure(MemorySource(arrays)).fields
+    assert measure(MemorySource(tensors)).lengths["x"].tolist() == [1, 2, 2]
 
 
 def test_few_labels_and_shapes_are_counted(monkeypatch):

@@ -26,12 +26,9 @@ BATCHES = {
     "names of the plan": {"segment_ids": list("abcd"), "stream_id": ROWS, "is_first": np.zeros((4, 0)), "offset": ROWS},
     "no rate": {"sound": np.zeros((4, 1600), np.float32), "sample_rate": np.full(4, np.inf)},
     "keys that are not text": {0: ROWS, ("a", 1): ROWS},
+    "some names of the plan": {"stream_id": np.arange(4), "is_first": np.ones(4, bool)},
     "a number": 3,
-    "nothing in a row": {
-        "segment_ids": Ragged(np.arange(2), np.array([0, 0, 2, 2, 2])),
-        "stream_id": ROWS,
-        "is_first": ROWS,
-    },
+    "nothing in a row": {"segment_ids": Ragged(np.array([0, 0, 1]), np.array([0, 0, 2, 2, 3]))},
 }
 
 
@@ -55,9 +52,18 @@ def test_records_with_times_may_have_arrays_without_elements():
     assert html.count("<polyline") == 2
 
 
-def test_the_range_of_a_column_is_of_its_finite_values():
-    assert describe_column(np.array([1.0, np.nan, 3.0, -np.inf]))[2] == "1 to 3, mean 2, 2 not finite"
-    assert describe_column(np.ma.array([np.nan, 99.0], mask=[0, 1]))[2] == "1 not finite, 1 masked"
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([1.0, np.nan, 3.0, -np.inf], "1 to 3, mean 2, 2 not finite"),
+        ([np.nan], "1 not finite"),
+        ([True, False], "0 to 1, mean 0.5"),
+        ([], ""),
+        (np.ma.array([1, 99, 3], mask=[0, 1, 0]), "1 to 3, mean 2, 1 masked"),
+    ],
+)
+def test_the_range_of_a_column_is_of_its_finite_values(values, found):
+    assert describe_column(np.asanyarray(values))[2] == found
 
 
 def test_certificates_see_all_of_a_batch():

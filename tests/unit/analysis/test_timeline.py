@@ -107,9 +107,13 @@ def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
     assert labels == ["worker 9", "worker 10", "consumer makes", CONSUMER, "downloads"]
     timeline.steps, timeline.work = [], []
     assert (timeline.begun, timeline.ended) == (9.0, 14.0)
+
+
+def test_workers_on_a_cluster_are_in_the_order_of_their_numbers():
     names = [f"dataload-{number} (process {process} on node a)" for number, process in ((2, 900), (10, 7), (1, 12345))]
+    timeline = Timeline()
     timeline.steps = [TimelineStep(0, 0, name, (), 0.0, 1.0, 1, 1, 0, failed=False) for name in names]
-    assert timeline.workers == [names[2], names[0], names[1]], "on a cluster"
+    assert timeline.workers == [names[2], names[0], names[1]]
 
 
 def check_trace(trace):
@@ -228,8 +232,12 @@ def test_recording_ends_with_an_error_too():
         with pytest.raises(WorkerError, match="no"), record_timeline(loader) as timeline:
             list(loader)
         assert [step.failed for step in timeline.steps] == [True]
-    with record_timeline(loader) as timeline, pytest.raises(RuntimeError, match="is already being recorded"):
-        record_timeline(loader).__enter__()
+    with (
+        record_timeline(loader) as timeline,
+        pytest.raises(RuntimeError, match="a timeline of this loader is already being recorded"),
+        record_timeline(loader),
+    ):
+        pass
     assert timeline.steps == []
 
 
@@ -323,13 +331,15 @@ def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
     assert all(re.match(r"\d\d:\d\d:\d\d epoch \d of 1, .*; limit: ", line) for line in log.getvalue().splitlines())
     last = log.getvalue().splitlines()[-1]
     assert "epoch 1 of 1, step 0" in last, "where the next one would start"
+    assert "no batch was received" not in log.getvalue()
     loader = Loader(RangeSource(40), batch_size=4)
     with live_view(loader, stream=log, every=1e-3):
         list(loader)
         for _ in range(3):
             log.written.clear()
             assert log.written.wait(20)
-    assert re.search(" 0 rows/s; .* no batch was received", log.getvalue()), "since the line before"
+    assert "0 rows/s; " in log.getvalue()
+    assert "no batch was received" in log.getvalue(), "since the line before"
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with live_view(loader, every=math.inf):
         pass
@@ -337,13 +347,16 @@ def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
 
 
 def test_device_loaders_are_shown_and_recorded():
-    torch, log = pytest.importorskip("dataload.torch"), io.StringIO()
-    loader = torch.DeviceLoader(Loader(RangeSource(8), batch_size=4), "cpu")
-    with live_view(loader, stream=log), record_timeline(loader) as timeline:
-        assert len(list(loader)) == len(timeline.steps) == 2
-    assert "epoch 1, step 0 of 2" in log.getvalue()
-    with pytest.raises(TypeError, match=r"live_view takes a Loader, .*; found list"), live_view([1, 2]):
-        pass
+    device_loader, log = pytest.importorskip("dataload.torch").DeviceLoader, io.StringIO()
+    with device_loader(Loader(RangeSource(8), batch_size=4), "cpu") as loader:
+        with live_view(loader, stream=log), record_timeline(loader) as timeline:
+            list(loader)
+        assert [step.step for step in timeline.steps] == [0, 1]
+        assert "epoch 1, step 0 of 2" in log.getvalue()
+    for show in (live_view, record_timeline):
+        message = f"{show.__name__} takes a Loader, a MultiStreamLoader, .*; found list"
+        with pytest.raises(TypeError, match=message), show([1, 2]):
+            pass
 
 
 class Cell:
@@ -430,8 +443,10 @@ def test_a_view_that_cannot_be(monkeypatch, every):
     if every is None:
         monkeypatch.setitem(sys.modules, "rich.live", None)
         error, message = MissingDependencyError, r"the live view needs rich: pip install 'dataload\[cli\]'"
-    loader = Loader(RangeSource(8), batch_size=4)
-    with pytest.raises(error, match=message), live_view(loader, stream=Terminal(), every=every):
+    with (
+        pytest.raises(error, match=message),
+        live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal(), every=every),
+    ):
         pass
 
 

@@ -62,7 +62,11 @@ def test_too_little_room(tmp_path, data, monkeypatch):
     [
         ({("as it is", "folder", "global", 0): 100}, "As it is, num_workers=0 is best: 100 records/s. No format"),
         (
-            {("as it is", "folder", *s): r for *s, r in (("sequential", 0, 9), ("global", 0, 100), ("global", 2, 180))},
+            {
+                ("as it is", "folder", "sequential", 0): 10,
+                ("as it is", "folder", "global", 0): 100,
+                ("as it is", "folder", "global", 2): 180,
+            },
             "As it is, num_workers=2 is best: 180 records/s, 1.8 times as many as without workers. No format that",
         ),
         (

@@ -67,7 +67,6 @@ def test_toml_yaml_json_and_a_dict_mean_the_same(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(table, default=lambda v: v.item() if hasattr(v, "item") else str(v)))
     expected = read_config(table)
     assert expected.source.shapes == {"features": (2, -1)}
-    assert config(loader={"batch_size": 4, "in_order": np.False_}).loader.in_order is False
     for name in ("a.toml", "a.yaml", "a.YML", "a.json"):
         assert read_config(tmp_path / name) == expected, name
         marked = write(tmp_path, f"marked-{name}", "\ufeff" + (tmp_path / name).read_text())  # as Windows saves text
@@ -80,6 +79,12 @@ class Views(UserDict):
     def __getitem__(self, key):
         value = super().__getitem__(key)
         return Views(value) if isinstance(value, dict) else value
+
+
+def test_a_dict_takes_what_classes_take():
+    assert config(loader={"batch_size": np.int8(4), "in_order": np.False_, "timeout": np.float32(2)}) == config(
+        loader={"batch_size": 4, "in_order": False, "timeout": 2.0}
+    )
 
 
 def test_tables_may_be_made_on_request():
@@ -206,6 +211,7 @@ def test_overrides_replace_add_and_take_away():
     settings = config(
         "loader.batch_size=64",
         "loader.tail=null",
+        "source.select.part=null",
         'loader.collate."b.c"=list',
         "sampler.kind=sequential",
         "loader.batch_size=65",

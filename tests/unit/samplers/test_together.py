@@ -1,6 +1,7 @@
 """The shuffles of many sources evaluated together against the order of each; and shares of any size against a count."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orders import order
 
-from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential
+from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential, together
 from dataload.samplers.common import MAX_LENGTH
 from dataload.samplers.mixture_weights import Quotas
-from dataload.samplers.together import Orders, Permutations
+from dataload.samplers.together import Orders
+from dataload.storage.core import core
 
 LENGTHS = [1, 2, 3, 17, 1023, 1024, 1025, 1500, 65_536, 65_537, 10**6]
 LONG = [2**31 + 5, 2**32 - 1, 2**32, 2**32 + 1, 2**47 - 1, 2**47 + 1, MAX_LENGTH]
@@ -45,13 +47,19 @@ def test_orders_together_are_the_orders_one_by_one(data):
 
 
 def test_an_order_is_the_same_after_an_interrupt_while_a_pass_was_prepared(monkeypatch):
-    orders, zero, rows, real = Orders([GlobalShuffle(5, 0)]), np.array([0]), np.arange(5), Permutations.select
-    expected = orders.indices(rows * 0, rows, zero).tolist()
-    monkeypatch.setattr(Permutations, "select", lambda *arguments: real(*arguments) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        orders.indices(rows * 0, rows, zero + 1)
-    monkeypatch.undo()
-    assert orders.indices(rows * 0, rows, zero).tolist() == expected
+    orders, zeros = Orders((GlobalShuffle(5, 0), GlobalShuffle(2000, 1))), np.zeros(2, np.int64)
+    components, draws = np.array([0, 0, 1, 1]), np.array([0, 3, 5, 1999])
+    expected = orders.indices(components, draws, zeros).tolist()
+
+    def interrupted(*args):
+        core().put_keys(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "core", lambda: SimpleNamespace(put_keys=interrupted, permute=core().permute))
+        with pytest.raises(KeyboardInterrupt):
+            orders.indices(components, draws, zeros + 1)
+    assert orders.indices(components, draws, zeros).tolist() == expected
 
 
 ROWS = {

@@ -74,18 +74,32 @@ def test_groups_of_any_size_equal_groups_of_one_also_after_a_resume(case, sizes,
             assert found == expected[step + 1 :]
 
 
-@pytest.mark.parametrize(("collate", "size"), [(None, 3), (None, 1), (np.stack, 1)])
-def test_a_stream_may_fill_the_same_buffer_again(collate, size):
+def test_a_stream_may_fill_the_same_buffer_again():
     def fill(length):
-        buffer = np.zeros(1, np.int64) if collate else [0]
-        for buffer[0] in range(length):
+        buffer = np.zeros((), np.int64)
+        for buffer[()] in range(length):
             yield buffer
+
+    with groups_of(3), MultiStreamLoader(fill, [6], batch_size=1, chunk=2, mode="split") as loader:
+        assert [batch["data"].tolist() for batch in loader] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+
+
+@pytest.mark.parametrize("collate", [None, np.stack])
+def test_a_stream_may_fill_the_same_buffer_again_while_its_last_sample_is_collated(collate):
+    def fill(length):
+        tokens = np.zeros(1, np.int64) if collate else [0]
+        for tokens[0] in range(length):
+            yield tokens
         ended.set()
 
+    def wait(batch):
+        assert ended.wait(10)
+        return batch
+
     ended = threading.Event()
-    settings = {"mode": "split", "collate": collate, "prefetch": 9, "batch_transform": lambda b: ended.wait(9) and b}
-    with groups_of(size), MultiStreamLoader(fill, [6], batch_size=1, chunk=2, **settings) as loader:
-        assert [np.ravel(batch["data"]).tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    settings = {"batch_size": 1, "mode": "split", "collate": collate, "batch_transform": wait, "prefetch": 9}
+    with groups_of(1), MultiStreamLoader(fill, [3], **settings) as loader:
+        assert [int(batch["data"][0][0]) for batch in loader] == [0, 1, 2]
 
 
 class Losing(SerialExecutor):

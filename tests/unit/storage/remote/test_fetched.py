@@ -70,21 +70,27 @@ def test_loaders_of_one_source_read_what_was_fetched_for_them(stored):
     assert not remote.ranges
 
 
-def test_a_thread_that_reads_for_no_loader_waits_for_no_plan(stored):
+def test_a_thread_that_reads_for_no_loader_waits_for_no_plan_and_requests_all_at_once(stored, monkeypatch):
     url, version, remote = stored
-    ended, late = threading.Event(), []
+    ended, late, real, both = threading.Event(), [], ObjectClient._request, threading.Barrier(2)
 
     def steps():
         yield step(url, (9, 7))
         late.append(not ended.wait(10))
 
+    def request(client, url, key, version, chunk):
+        if chunk.start > 9:
+            both.wait(10)
+        return real(client, url, key, version, chunk)
+
+    monkeypatch.setattr(ObjectClient, "_request", request)
     offsets, lengths = np.array([30 * GAP, 9, 35 * GAP]), np.array([5, 7, 6])
     with DecodeClock(1):
         prefetcher = RangePrefetcher({url: version}, steps(), remote)
     with closing(prefetcher):
-        found, was_late = RemoteFile(url, version, remote).copies(offsets, lengths), any(late)
+        found = RemoteFile(url, version, remote).copies(offsets, lengths)
+        assert not late
         ended.set()
-    assert not was_late
     assert found == [CONTENT[start : start + length].tobytes() for start, length in zip(offsets, lengths, strict=True)]
 
 

@@ -98,9 +98,12 @@ def test_patterns_of_many_directories_are_asked_for_together(root, pattern, meth
 
 
 def test_files_are_not_flushed_before_their_upload(root, monkeypatch):
-    monkeypatch.setattr(os, "fsync", None)
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
     with dataload.create(f"{root}/a/x-0.tar", overwrite=True) as writer:
         writer.write({"txt": "a"})
+    assert len(dataload.open(f"{root}/a/x-0.tar")) == 1
+    assert not flushed
 
 
 def test_reading(root):

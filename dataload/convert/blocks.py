@@ -13,6 +13,9 @@ from dataload._util.failures import BUG, owner_of
 from dataload._util.threads import DaemonThreads
 from dataload.errors import SourceError
 from dataload.jobs.engine import select_part
+from dataload.sources.base import Source
+from dataload.sources.views.adapt import records_at
+from dataload.types import BatchReader
 
 _TARGET_BYTES = 8 << 20  # larger blocks leave the caches of the processor before they are written
 _MAX_RECORDS = 4096
@@ -42,10 +45,10 @@ def size_of(value: Any) -> int:
 
 
 def read_records(source: Any, start: int, stop: int) -> list[Any]:
-    """Return records [start, stop), in one call if the source has ``__getitems__``."""
-    if hasattr(source, "__getitems__"):
-        return source.__getitems__(np.arange(start, stop, dtype=np.int64))
-    return [source[index] for index in range(start, stop)]
+    """Return records [start, stop), which the caller may modify, in one call if the source has ``__getitems__``."""
+    if isinstance(source, Source):
+        return source.read(np.arange(start, stop, dtype=np.int64))
+    return records_at(source, [*range(start, stop)], many=isinstance(source, BatchReader))
 
 
 def read_each(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any] | Exception]]:
@@ -68,12 +71,12 @@ def read_each(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[An
     yield from read_each(source, middle, stop)
 
 
-def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
+def read_ahead(records_of: Callable[[int, int], list[Any]], start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
     """Yield records [start, stop) in blocks, with the first index; a thread reads one block ahead."""
     size = BlockSize()
 
     def read(first: int) -> list[Any]:
-        records = read_records(source, first, min(first + size.records, stop))
+        records = records_of(first, min(first + size.records, stop))
         size.learn(records)
         return records
 

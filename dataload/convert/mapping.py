@@ -20,13 +20,13 @@ from dataload._util.randomness import check_seed
 from dataload._util.settings import MaxBad, check_choice, check_setting
 from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
 from dataload.catalog.facts import require_known
-from dataload.convert.blocks import read_each
+from dataload.convert.blocks import read_each, read_records
 from dataload.errors import ConfigError, WorkerError, closest, message_of, printable, traceback_of
 from dataload.loader.failures import BadRecord, Budget, StageError
 from dataload.sources.shards import locate
 from dataload.storage import storage_of
 from dataload.transforms import DROP, NamedTransform, SampleContext, compose
-from dataload.types import Array, Int64Array
+from dataload.types import Array
 
 _MOST_OF_UINT16 = 1 << 16
 
@@ -149,9 +149,9 @@ class RecordMap:
             **({"seed": str(self.seed)} if self.function.transform.takes_context else {}),
         }
 
-    def reading(self, source: Any) -> Any:
-        """Return the source to read, with a `BadRecord` for each bad record if these are left out."""
-        return source if self.max_bad is None else _Tolerant(source)
+    def reader(self, source: Any) -> Callable[[int, int], list[Any]]:
+        """Return a function that reads records [start, stop): a `BadRecord` for a bad one, if these are left out."""
+        return functools.partial(read_records if self.max_bad is None else _read_tolerant, source)
 
     def records(
         self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
@@ -210,18 +210,13 @@ class SkippedRecords:
         self._budget.spend(read, found, epoch=0, step=index, worker="main", where="the conversion")
 
 
-class _Tolerant:
-    """A source with a `BadRecord` in place of each unreadable record."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __getitems__(self, indices: Int64Array) -> list[Any]:
-        records: list[Any] = []
-        for index, found in read_each(self._source, int(indices[0]), int(indices[-1]) + 1):
-            is_bad = isinstance(found, Exception)
-            records += [BadRecord.of(self._source, index, "read", found, epoch=0, step=index)] if is_bad else found
-        return records
+def _read_tolerant(source: Any, start: int, stop: int) -> list[Any]:
+    """Return records [start, stop), with a `BadRecord` in place of each unreadable one."""
+    records: list[Any] = []
+    for index, found in read_each(source, start, stop):
+        is_bad = isinstance(found, Exception)
+        records += [BadRecord.of(source, index, "read", found, epoch=0, step=index)] if is_bad else found
+    return records
 
 
 def _checked(record: Any, function: MapFunction, index: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_published, describe_files, files_of, hash_file
 from dataload.catalog.facts import DataSetFacts, ShardFacts, classes_of, with_classes
-from dataload.convert.blocks import read_ahead
+from dataload.convert.blocks import read_ahead, read_records
 from dataload.convert.mapping import KEY, VALUES, RecordMap, SkippedRecords, describe_values, numbered
 from dataload.convert.measuring import contents_of, fields_of, with_etag
 from dataload.convert.plan import Shard, Target, pattern_of
@@ -124,9 +124,9 @@ def prepare(
 
 def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
     if not mapping:
-        return source[0] if len(source) else None
+        return read_records(source, 0, 1)[0] if len(source) else None
     skipped = SkippedRecords(Budget(mapping.max_bad or 0, None))  # counted again when shards are written
-    for first, samples in read_ahead(mapping.reading(source), 0, len(source)):
+    for first, samples in read_ahead(mapping.reader(source), 0, len(source)):
         for _, _, record in mapping.records(source, samples, first, skipped):
             return record
     return None
@@ -230,7 +230,7 @@ def _write_shard(
 
     writer.before_publish = before_publish
     at_once = 1 if writing.mapping else _WRITTEN_AT_ONCE  # a function may return the same array again and again
-    for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
+    for first, samples in read_ahead(writing.mapping.reader(source), shard.start, shard.stop):
         records = writing.records(source, samples, first, skipped)
         while block := [*islice(records, at_once)]:
             _write_block(writer, block)

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.base import Source, SubsetSource
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import locate
+from dataload.sources.views.adapt import columns_at, records_at
 from dataload.sources.views.concat import ConcatSource
 from dataload.sources.views.mapped import mapped_lengths
 from dataload.storage import Remote, base_name, join, parent, storage_of
@@ -262,12 +264,14 @@ def _column(source: Any, field: str, indices: Int64Array) -> Any:
     if isinstance(source, ColumnReader):
         # Shapes may differ between records; reading them one by one reports any other problem.
         with suppress(ConfigError):
-            column = source.read_batch(indices, (field,))[field]
+            read = source.read_batch if isinstance(source, Source) else partial(columns_at, source)
+            column = read(indices, (field,))[field]
             if not isinstance(column, (dict, tuple)):
                 return column
-    wanted = indices.tolist()
-    every: Any = source
-    records = every.__getitems__(wanted) if isinstance(every, BatchReader) else [every[index] for index in wanted]
+    if isinstance(source, Source):
+        records = source.read(indices)
+    else:
+        records = records_at(source, indices.tolist(), many=isinstance(source, BatchReader), own=False)
     return [select_fields(record, (field,))[field] for record in records]
 
 

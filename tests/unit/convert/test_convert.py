@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import dataload
 from dataload.catalog.evidence import describe_files, files_of, find_shard, is_same
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
-from dataload.convert.blocks import read_ahead
+from dataload.convert.blocks import read_ahead, read_records
 from dataload.convert.ledger import Journal, JournalFile
 from dataload.convert.plan import Target
 from dataload.errors import ConfigError, CorruptFileError, SourceError
@@ -93,7 +94,7 @@ class Recorder:
         raise AssertionError("read in blocks")
 
     def __getitems__(self, indices):
-        self.blocks.append(indices.tolist())
+        self.blocks.append([*indices])
         if self.bad in indices:
             raise CorruptFileError("bad", path="p", index=self.bad)
         return [bytes(self.size)] * len(indices)
@@ -111,7 +112,7 @@ class Recorder:
 )
 def test_blocks_cover_the_range_in_order_and_have_at_most_eight_mib(count, size, lengths):
     source = Recorder(count, size)
-    found = [(first, len(records)) for first, records in read_ahead(source, 3, 3 + count)]
+    found = [(first, len(records)) for first, records in read_ahead(partial(read_records, source), 3, 3 + count)]
     assert [i for block in source.blocks for i in block] == list(range(3, 3 + count))
     assert found == [(block[0], len(block)) for block in source.blocks]
     assert [*map(len, source.blocks)] == lengths

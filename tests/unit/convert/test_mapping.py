@@ -57,6 +57,17 @@ def test_what_a_function_may_return(tmp_path, shards):
     assert (again.records, again.resumed) == (8, 8)
 
 
+def test_a_function_may_change_the_sample(tmp_path):
+    def add(sample):
+        sample["n"] += 1
+        return sample
+
+    samples = [{"n": np.array(n)} for n in range(3)]  # the first is seen twice
+    convert(samples, tmp_path / "a.syr", map=add)
+    assert numbers(tmp_path / "a.syr") == [1, 2, 3]
+    assert [int(sample["n"]) for sample in samples] == [0, 1, 2]
+
+
 NOTHING = (
     r"test_mapping\..*<lambda> returned None for record 0 of the source: return a record, a list of records, or "
     r"dataload\.DROP to write none"

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import Collate, Loader, MemorySource, Ragged, SampleContext, concat, decoding
+from dataload import Collate, Loader, MemorySource, Ragged, SampleContext, concat, decoding, sequence_lengths
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
+from dataload.convert import convert
 from dataload.errors import ConfigError, DataloadError, WorkerError
 from dataload.executors.base import WorkerStatus
 from dataload.loader import failures as failures_module
@@ -219,21 +220,28 @@ def test_decoding_is_a_stage_of_its_own(clock):
     assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(
-    ("method", "returned", "message"),
-    [
-        ("__getitem__", lambda: next(iter(())), "__getitem__ raised StopIteration for index 0"),
-        ("__getitems__", list, "__getitems__ returned 0 records for"),
-        ("__getitems__", lambda: {"index": 1}, "__getitems__ returned 'dict' instead of a list"),
-        ("read_batch", lambda: {"x": np.zeros(RECORDS + 1)}, f"read_batch returned {RECORDS + 1} values of field 'x'"),
-        ("read_batch", lambda: None, "read_batch returned None: does it end without `return`"),
-    ],
+WRONG = (
+    ("__getitem__", lambda: next(iter(())), "__getitem__ raised StopIteration for index 0"),
+    ("__getitems__", list, "__getitems__ returned 0 records for"),
+    ("__getitems__", lambda: {"index": 1}, "__getitems__ returned 'dict' instead of a list"),
+    ("read_batch", lambda: {"x": np.zeros(RECORDS + 1)}, f"read_batch returned {RECORDS + 1} values of field 'x'"),
+    ("read_batch", lambda: None, "read_batch returned None: does it end without `return`"),
 )
-def test_a_source_that_does_not_return_a_value_for_each_index(joined, method, returned, message):
+USES = {
+    "loader": lambda source, _: list(Loader(source, batch_size=3, epochs=1)),
+    "joined": lambda source, _: list(Loader(concat([source, source]), batch_size=3, epochs=1)),  # reads a record, too
+    "sequences": lambda source, _: sequence_lengths(source, field="x"),
+    "converted": lambda source, path: convert(source, path / "a.syr"),  # reads no columns
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("method", "returned", "message"), WRONG)
+def test_a_source_that_does_not_return_a_value_for_each_index(tmp_path, use, method, returned, message):
     source = type("Wrong", (Plain,), {method: lambda *_: returned()})()
-    with pytest.raises(DataloadError, match=f"the source's {message}"):  # `concat` reads a record
-        list(Loader(concat([source, source]) if joined else source, batch_size=3, epochs=1))
+    if (use, method) != ("converted", "read_batch"):
+        with pytest.raises(DataloadError, match=f"the source's {message}"):
+            USES[use](source, tmp_path)
 
 
 def test_transforms_of_a_sample_share_its_context_and_others_get_none():

@@ -88,7 +88,14 @@ def lock_record(descriptor: int) -> None:
 
 
 def read_at(descriptor: int, length: int, offset: int) -> bytes:
-    """Return up to `length` bytes from `offset` of a file."""
+    """Return `length` bytes from `offset` of a file, fewer at its end."""
+    data = _read_once(descriptor, length, offset)
+    while 0 < len(data) < length and (more := _read_once(descriptor, length - len(data), offset + len(data))):
+        data += more  # Linux reads at most 2 GiB at a time
+    return data
+
+
+def _read_once(descriptor: int, length: int, offset: int) -> bytes:
     if sys.platform != "win32" and hasattr(os, "pread"):
         return os.pread(descriptor, length, offset)
     with _seeking:

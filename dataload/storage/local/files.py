@@ -83,12 +83,7 @@ class LocalFile:
     def read(self, offset: int, length: int) -> bytes:
         handle = self._open
         with file_errors(self.path):
-            data = read_at(handle.descriptor, length, offset)
-            while 0 < len(data) < length and (
-                more := read_at(handle.descriptor, length - len(data), offset + len(data))
-            ):
-                data += more
-        return data
+            return read_at(handle.descriptor, length, offset)
 
     def read_into(self, offset: int, buffer: Any) -> int:
         handle = self._open

@@ -123,6 +123,7 @@ REQUESTS_IN_TIMEOUT = 4
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
 _FIRST_NOTED = 8  # attempt, after about ten seconds: most outages are shorter
 _INTERRUPTED_SECONDS = 0.5  # for a request that cleans up after Ctrl-C
+_own_random = random.SystemRandom()  # the global generator is for transforms: a failure must not change its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Attempts:
                 )
             if permanent:
                 raise StoreError(f"cannot {what}: {reason}", path=url)
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * random.uniform(0.5, 1)
+            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * _own_random.uniform(0.5, 1)
             if attempts > self.options.retries or time.monotonic() + wait > last:
                 raise StoreError(
                     f"cannot {what}: {reason} ({attempts} attempts in {time.monotonic() - begun:.1f} s; the options "

@@ -18,6 +18,7 @@ from dataload.storage import storage_of
 from dataload.storage.backend import FileStream
 from dataload.storage.local import files
 from dataload.storage.local.files import AppendedFile, LocalFile, append_text, read_text
+from dataload.storage.local.record_files import MappedFile, UnmappedFile
 
 HOLD = """
 import sys
@@ -105,8 +106,10 @@ def test_text_is_appended(tmp_path, monkeypatch):
 
 def test_short_reads_are_continued_and_the_end_is_the_end(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(content := bytes(range(100)))
-    read_at = files.read_at
-    monkeypatch.setattr(files, "read_at", lambda file, length, offset: read_at(file, min(length, 7), offset))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, length, offset: pread(file, min(length, 7), offset))
+    for kind in (MappedFile, UnmappedFile):
+        assert kind(str(tmp_path / "a")).read(30, 70) == content[30:]
     with LocalFile(str(tmp_path / "a")) as file:
         assert [file.read(*each) for each in ((0, 100), (30, 1), (50, 20), (90, 99), (100, 5), (3, 0))] == [
             *(content, content[30:31], content[50:70], content[90:], b"", b"")

@@ -1,6 +1,7 @@
 """Calls of a store that fail: which are made again, when, and what is said of the last; with a clock that is set."""
 
 import errno
+import random
 from types import SimpleNamespace
 
 import obstore.exceptions as failures
@@ -23,7 +24,7 @@ class Store:
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr(requests, "time", clock)
         monkeypatch.setattr(
-            requests, "random", SimpleNamespace(uniform=lambda *ends: ends[1] if ends == (0.5, 1) else -1)
+            requests, "_own_random", SimpleNamespace(uniform=lambda *ends: ends[1] if ends == (0.5, 1) else -1)
         )
         self.traffic = Traffic()
         options = RemoteOptions(**options)
@@ -109,6 +110,16 @@ def test_what_would_fail_again_is_not_repeated(monkeypatch, error, raised, text)
     assert store.waits == []
     figures = store.traffic.total()
     assert (figures.requests, figures.retries, figures.throttled) == (1, 0, 0)
+
+
+def test_waits_leave_the_generator_of_transforms_alone(monkeypatch):
+    own = requests._own_random
+    store = Store(monkeypatch, failures.GenericError("status 500"))
+    monkeypatch.setattr(requests, "_own_random", own)
+    before = random.getstate()
+    assert store.read() == b"bytes"
+    assert random.getstate() == before
+    assert 0.05 <= store.waits[0] <= 0.1
 
 
 def test_only_what_cleans_up_after_an_interrupt_is_limited(monkeypatch):

@@ -55,7 +55,6 @@ class DevicePrefetcher(ABC, Generic[SentT]):
             self._state = self.loader.state_dict()
         self._drop_ahead()
         self._ahead = ahead = deque[tuple[SentT, dict[str, Any]]]()
-        self._now = self.loader.epoch, self.loader.step
         failure: Exception | None = None
         ended = False
         try:
@@ -69,6 +68,7 @@ class DevicePrefetcher(ABC, Generic[SentT]):
                 while not ended and len(ahead) <= self._depth:
                     try:
                         ahead.append((self._send(next(batches)), self.loader.state_dict()))
+                        self._now = self._now or (self.loader.epoch, self.loader.step - 1)
                     except StopIteration:
                         ended = True
                     except Exception as error:  # raised below, after the earlier batches

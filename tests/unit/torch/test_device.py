@@ -269,6 +269,10 @@ def test_epochs_count_on_as_those_of_the_loader(device):
                 loader.set_epoch(20)  # the one that is under way goes on
             note()
         note()
+        several = [iter(loader) for _ in range(2)]  # the second begins while the first is at a step
+        for batches in several:
+            next(batches)
+            note()
         assert len(loader) == STEPS
         return seen
 

@@ -9,8 +9,9 @@ import numpy as np
 from dataload._util.failures import mark_users
 from dataload._util.settings import check_call, setting_error
 from dataload.catalog.facts import require_known, select_fields
-from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
+from dataload.collate import Collate, Pack, PadValue, Policy, Ragged, default_collate, in_chunks
 from dataload.collate.collate import check_pad_value
+from dataload.collate.columns import like
 from dataload.errors import ConfigError, closest
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
@@ -122,7 +123,10 @@ class BatchLoader:
         return batch
 
     def load_together(self, plans: Sequence[BatchPlan], trace: StepTrace) -> list[Any] | None:
-        """Return the batches of several steps from one read of columns; None if they have to be loaded one by one."""
+        """Return the batches of several steps from one read of columns; None if they have to be loaded one by one.
+
+        An empty list says that columns of this source cannot be cut, so that a read of several steps is wasted.
+        """
         # One read of many rows takes the GIL once, and pays fixed costs once. The batches are views of one memory.
         if not (self.reads_together and all(len(plan.indices) and plan.packing is None for plan in plans)):
             return None
@@ -132,17 +136,37 @@ class BatchLoader:
         trace.enter("read")
         columns = self._columns(indices, trace)
         trace.leave()
-        has_fields = isinstance(columns, dict)
-        named: Mapping[str, Any] = columns if has_fields else {"": columns}
-        if not all(isinstance(column, (np.ndarray, list, BytesColumn)) for column in named.values()):
-            return None
+        if not _can_be_cut(columns, len(indices)):
+            return []
         batches: list[Any] = []
         stop = 0
         for plan in plans:
             start, stop = stop, stop + len(plan.indices)
-            part = {name: column[start:stop] for name, column in named.items()}
-            batches.append(finish(part if has_fields else part[""], plan))
+            batches.append(finish(_cut(columns, start, stop), plan))
         return batches
+
+
+def _can_be_cut(columns: Any, rows: int) -> bool:
+    if isinstance(columns, (np.ndarray, list, BytesColumn)):
+        return True
+    if isinstance(columns, dict):
+        return all(_can_be_cut(column, rows) for column in cast("dict[str, Any]", columns).values())
+    if isinstance(columns, tuple) and not isinstance(columns, Ragged):
+        return all(_can_be_cut(column, rows) for column in cast("tuple[Any, ...]", columns))
+    return tuple(getattr(columns, "shape", ()))[:1] == (rows,)  # a tensor, for example
+
+
+def _cut(columns: Any, start: int, stop: int) -> Any:
+    """Return rows of columns, which may be in dicts and tuples."""
+    if isinstance(columns, dict):
+        named = cast("dict[str, Any]", columns).items()
+        return {
+            name: column[start:stop] if isinstance(column, np.ndarray) else _cut(column, start, stop)
+            for name, column in named
+        }
+    if isinstance(columns, tuple):
+        return like(type(columns), [_cut(column, start, stop) for column in cast("tuple[Any, ...]", columns)])
+    return columns[start:stop]
 
 
 def _no_sample(name: str, result: Any) -> ConfigError:

@@ -114,6 +114,7 @@ class StepWork:
         self.fetch = fetch
         self.planner: BatchPlanner = planner
         self.in_processes = reseeds  # where its workers are
+        self._reads_together = fetch.reads_together
         self._pid = getpid()  # of the consumer
         self._plans = BlockedPlans(planner)
 
@@ -125,7 +126,7 @@ class StepWork:
     def __call__(self, job: StepRange, status: WorkerStatus) -> StepsResult:
         """Return the batches of `job`, or those before the first error and the error."""
         begun = perf_counter()
-        together = self.fetch.reads_together and job.stop - job.start > 1
+        together = self._reads_together and job.stop - job.start > 1
         loaded = self._load_together(job, status) if together else []
         failed = bool(loaded) and loaded[-1].error is not None
         for step in () if failed else range(job.start + len(loaded), job.stop):
@@ -196,7 +197,8 @@ class StepWork:
                 raise step_error(job.start, job.epoch, "", error) from error
             except WorkerError as failure:
                 return [StepResult(job.epoch, job.start, None, failure, 0, 0, trace.spans, [], worker)]
-        if batches is None:
+        if not batches:
+            self._reads_together = batches is None
             return []
         shares = even_shares(trace.spans, len(plans))
         return [

@@ -133,6 +133,34 @@ def test_steps_read_together_take_one_read_and_do_not_share_rows():
     assert second["x"][:, 0, 0].tolist() == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("make", "reads"),
+    [
+        (lambda x, _: {"a": {"b": (x, [*x])}, "c": x}, RECORDS),
+        (lambda x, torch: (x, {"a": torch.from_numpy(x)}), RECORDS),
+        (lambda x, torch: torch.from_numpy(x), RECORDS),
+        (
+            lambda x, _: {"a": Ragged(x, np.arange(len(x) + 1))},
+            2 + RECORDS,
+        ),  # the first two steps are read once in vain
+    ],
+)
+def test_nested_columns_and_tensors_of_several_steps_are_read_once(make, reads):
+    class Columns(Plain):
+        seen = 0
+
+        def read_batch(self, indices, fields=None):
+            self.seen += len(indices)
+            return make(indices, torch)
+
+    torch = pytest.importorskip("torch")
+    source = Columns()
+    batches = [*Loader(source, batch_size=1, epochs=1)]
+    assert source.seen == reads
+    for index, batch in enumerate(batches):
+        assert difference(batch, make(np.array([index]), torch), "batch") is None
+
+
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (14, 20), (16, 32), (17, 18), (30, 64)])
 def test_the_plans_of_a_task_may_span_blocks(start, stop):
     """Sixteen steps are planned at once."""

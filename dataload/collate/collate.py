@@ -210,10 +210,13 @@ class Collate:
         if isinstance(first, tuple):
             return self._collate_tuples(cast("list[tuple[Any, ...]]", samples), name)
         policy = self.policies.get(name, "stack")
-        if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
-            if policy != "list" and isinstance(first, str):
-                require_text(samples, name)
+        if policy == "list":
             return samples
+        if isinstance(first, str):
+            require_text(samples, name)
+            return samples
+        if isinstance(first, (bytes, bytearray, memoryview)):
+            return _as_list(samples, name)
         if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
             return _ragged(samples, name, levels)
         if policy != "stack":
@@ -253,6 +256,8 @@ class Collate:
 
 
 default_collate: Collate = Collate()
+
+_NOT_LISTED = (str, bool, int, float, tuple, Mapping)  # a column of these is checked, or is no list
 
 
 def _adds_lengths(policy: Policy | None) -> bool:
@@ -314,7 +319,7 @@ def _stack(values: list[Any], name: str) -> Any:
             raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
         return _integers(values, name) if kinds == {int} else np.array(values)
     if not hasattr(values[0], "__array__"):
-        return values  # objects of the user's own classes
+        return _as_list(values, name)
     stacked = stack_alike(values)
     if stacked is not None:
         return stacked
@@ -324,6 +329,16 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
+
+
+def _as_list(values: list[Any], name: str) -> list[Any]:
+    """Return bytes, or objects of any class, unchanged; a ConfigError if one of them would be refused as the first."""
+    kinds = {*map(type, values)}
+    if len(kinds) > 1 and not kinds <= {str, type(None)}:
+        for row, value in enumerate(values):
+            if isinstance(value, _NOT_LISTED) or hasattr(value, "__array__"):
+                raise unequal(name, 0, type(values[0]).__name__, row, type(value).__name__)
+    return values
 
 
 def _integers(values: list[int], name: str) -> Array:

@@ -46,6 +46,9 @@ NESTED = [[[1, 2], []], [], [[3]]]
         ([{"x": {"y": 1}}, {"x": {"y": 2}}], {"x": {"y": np.array([1, 2])}}),
         ([{"a": 1, "b": 2}, {"b": 4, "a": 3}], {"a": np.array([1, 3]), "b": np.array([2, 4])}),
         ([{"x": None}, {"x": None}], {"x": [None, None]}),
+        ([{"x": None}, {"x": "a"}], {"x": [None, "a"]}),
+        ([{"x": b"a"}, {"x": None}, {"x": bytearray()}], {"x": [b"a", None, bytearray()]}),
+        ([{"x": [1]}, {"x": None}], {"x": [[1], None]}),
     ],
 )
 def test_default_collate(samples, batch):
@@ -79,6 +82,11 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
         ([{"x": 1}, {"x": True}], "cannot stack field 'x': row 0 is int, row 1 is bool"),
         ([{"x": 1}, {"x": "a"}], "row 0 is int, row 1 is str; give it one type in a transform"),
         ([{"x": "a"}, {"x": None}, {"x": 1}], "cannot stack field 'x': row 0 is str, row 2 is int"),
+        ([{"x": None}, {"x": "a"}, {"x": 1}], "cannot stack field 'x': row 0 is NoneType, row 1 is str"),
+        ([{"x": None}, {"x": 1}], "cannot stack field 'x': row 0 is NoneType, row 1 is int"),
+        ([{"x": None}, {"x": np.zeros(1)}], "row 0 is NoneType, row 1 is ndarray"),
+        ([{"x": b"a"}, {"x": None}, {"x": "a"}], "row 0 is bytes, row 2 is str; give it one type in a transform"),
+        ([{"x": [1]}, {"x": {"y": 1}}], "row 0 is list, row 1 is dict"),
         ([{"x": {"y": 1}}, {"x": 1}], "cannot stack field 'x': row 0 is dict, row 1 is int"),
         ([{"x": 2**63}, {"x": -1}], f"field 'x' holds {2**63}, and a column of integers has 64 bits"),
         ([{"x": -(2**70)}, {"x": 1}], f"field 'x' holds {-(2**70)}, and"),

@@ -245,8 +245,8 @@ Pair = namedtuple("Pair", "a b")
         [2**63, 1, 2, 3],
         [1, 2, 2**63, 3],
         ["a", "b", "", "d"],
-        [b"a", 1, "c", None],
-        [None, object, 3, 4],
+        [b"a", None, bytearray(b"c"), [4]],
+        [None, object, [3], None],
         [np.ndarray, np.generic, np.ndarray, np.float32],
         [np.float32(1), np.float32(2), np.float32(3), np.float32(4)],
         [np.zeros(2), np.ones(2), np.ones(2), np.ones(2)],
@@ -261,6 +261,14 @@ def test_joined_parts_are_what_one_collate_makes(samples):
     for size in (1, 2, 4):
         parts = [stack(samples[start : start + size]) for start in range(0, 4, size)]
         assert_same(join(parts, np.ones(4, bool)), default_collate(samples))
+
+
+@pytest.mark.parametrize("samples", [[b"a", 1, "c", None], [None, object, 3, 4]])
+def test_joined_parts_that_differ_are_refused(samples):
+    for size in (1, 2, 4):
+        parts = [stack(samples[start : start + size]) for start in range(0, 4, size)]
+        with pytest.raises(ConfigError, match="cannot stack the samples: row 0 is"):
+            join(parts, np.ones(4, bool))
 
 
 def assert_same(found, expected):

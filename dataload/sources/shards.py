@@ -20,7 +20,7 @@ from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_
 from dataload.catalog.facts import Evidence, ShardFacts, is_same_content, spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ChangedFileError, CorruptFileError, SourceError
+from dataload.errors import ChangedFileError, ConfigError, CorruptFileError, SourceError
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import file_errors, rewritten_error
@@ -306,7 +306,10 @@ class OpenShards(Generic[T_co]):
         first = next(pieces)
         if first[0] is None:
             return first[1]
-        return scatter_columns(chain((first,), pieces), len(indices))
+        try:
+            return scatter_columns(chain((first,), pieces), len(indices))
+        except ConfigError:  # numbers of JSON, say, are all integers in one shard, and floats in another
+            return default_collate(self.records(indices, fields))
 
     def _read_alone(
         self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]

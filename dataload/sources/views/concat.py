@@ -13,8 +13,8 @@ from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload._util.settings import check_choice, check_keys, setting_error
-from dataload.catalog.facts import common_classes
-from dataload.collate import scatter_columns
+from dataload.catalog.facts import common_classes, select_fields
+from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ConfigError
 from dataload.samplers.mixture import Stop
 from dataload.samplers.weighted import check_weights
@@ -142,7 +142,11 @@ class ConcatSource(ViewSource[Any]):
         )
         if fields is None:
             pieces = ((where, self._without_key(batch)) for where, batch in pieces)
-        return scatter_columns(pieces, len(indices))
+        try:
+            return scatter_columns(pieces, len(indices))
+        except ConfigError:  # numbers of Python, say, are all integers in one source, and floats in another
+            records = self._records(indices)
+            return default_collate(records if fields is None else [select_fields(each, fields) for each in records])
 
     def _numbers(self, indices: Int64Array) -> Array:
         return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)

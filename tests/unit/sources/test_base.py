@@ -109,7 +109,7 @@ MIXED_FIELDS = ConcatSource([MemorySource([{"x": 1}]), MemorySource([{"y": 1}])]
         (lambda: select_fields(b"abc", ["x", "y"]), "are bytes, not fields: choose a codec to read fields x, y"),
         (lambda: RangeSource(9).read_batch([0], ["indx"]), "there is no field 'indx': did you mean 'index'?"),
         (lambda: RangeSource(5, step=0), "step must not be 0"),
-        (lambda: MIXED_FIELDS.read_batch([1, 0]), "rows 1 and 0 have different fields (x, y only in one)"),
+        (lambda: MIXED_FIELDS.read_batch([1, 0]), "rows 0 and 1 have different fields (x, y only in one)"),
     ],
 )
 def test_what_is_refused(call, message):

@@ -111,7 +111,9 @@ def test_a_compressed_file_that_changes(tmp_path):
 
 def test_numbers_of_several_files_make_one_column(tmp_path):
     paths = [write(tmp_path / f"{x}.jsonl.gz", gz(b'{"x": %s}\n' % x.encode())) for x in ("1", "0.5", "null")]
-    assert dataload.open(paths).read_batch([1, 0, 1])["x"].tolist() == [0.5, 1.0, 0.5]
+    for source in (dataload.open(paths), dataload.concat([*map(dataload.open, paths)])):
+        assert source.read_batch([1, 0, 1])["x"].tolist() == [0.5, 1.0, 0.5]
+        assert source.read_batch([1, 0], ["x"])["x"].tolist() == [0.5, 1.0]
     plain = [write(tmp_path / name, text) for name, text in (("a.jsonl", b'{"x": null}\n'), ("b.jsonl", b'{"x": 1}\n'))]
     for source, null in ((dataload.open(paths), "null.jsonl.gz"), (dataload.open(plain), "a.jsonl")):
         with pytest.raises(

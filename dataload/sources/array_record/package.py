@@ -20,7 +20,15 @@ from dataload._util.arrays import check_lengths
 from dataload._util.caches import on_fork
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.array_record import ArrayRecordWriterOptions, load_array_record
-from dataload.sources.array_record.layout import BLOCK_SIZE, CHUNK_HEADER_BYTES, HASH_BYTES, HASH_KEY, group_size
+from dataload.sources.array_record.layout import (
+    BLOCK_SIZE,
+    CHUNK_HEADER_BYTES,
+    HASH_BYTES,
+    HASH_KEY,
+    SIGNATURE,
+    footer_offset,
+    group_size,
+)
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES
 from dataload.sources.options import MOST_RECORDED_BYTES, build_recorded, parse_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
@@ -231,12 +239,13 @@ _REST = struct.Struct("<QQQQ")  # of a chunk header, after its hash: size and ha
 _MOST_MESSAGE = 256  # bytes
 
 
-def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
-    """Return the reader options that are recorded in a file."""
+def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any] | None:
+    """Return the reader options that are recorded in a file; None if it is empty."""
     with storage_of(path, remote).open(path) as file:
         block = file.read(max(0, file.size - BLOCK_SIZE), _MOST_MESSAGE + 2 * CHUNK_HEADER_BYTES + MOST_RECORDED_BYTES)
     start = _padding(block)
-    return {} if start is None else parse_recorded(block[start + CHUNK_HEADER_BYTES :], ("codec",))
+    found = {} if start is None else parse_recorded(block[start + CHUNK_HEADER_BYTES :], ("codec",))
+    return found if found or footer_offset(block) != len(SIGNATURE) else None
 
 
 def build_padding(block: bytes, text: bytes) -> tuple[int, bytes] | None:

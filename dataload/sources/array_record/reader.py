@@ -30,7 +30,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.storage import RecordFile, storage_of
+from dataload.storage import RecordFile, reading_tables, storage_of
 from dataload.storage.core import core
 from dataload.storage.kept import CachedTable
 from dataload.storage.paths import FileInstruction, as_path
@@ -78,8 +78,7 @@ class ArrayRecordSource(FileSource[Any]):
             raise ConfigError(message, key="fields", value=self._selected)
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
-        # One file that knows its fields is enough; each reads a record to find out.
-        return _ArrayRecordFile(path, self.options, self._decompressor, has_fields=path == self.paths[0])
+        return _ArrayRecordFile(path, self.options, self._decompressor)
 
     def close(self) -> None:
         super().close()
@@ -97,6 +96,10 @@ class ArrayRecordSource(FileSource[Any]):
                 UserWarning,
                 stacklevel=2,
             )
+        filled = next((shard for shard, reader in enumerate(readers) if len(reader)), None)
+        if filled is not None and self.options.codec is not None:  # one file is enough: it reads a record to find out
+            with reading_tables():
+                fields = [*fields[:filled], readers[filled].first_fields(), *fields[filled + 1 :]]
         return super()._known_fields(readers, fields)
 
     @staticmethod
@@ -123,7 +126,7 @@ class _ArrayRecordFile(EncodedShard):
     # Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
     # right distances; with the option `verify`, or if chunks are compressed, also the hashes of headers and of data.
 
-    def __init__(self, path: str, options: ArrayRecordOptions, decompressor: Decompressor, *, has_fields: bool) -> None:
+    def __init__(self, path: str, options: ArrayRecordOptions, decompressor: Decompressor) -> None:
         self.file, self._first, stop = parse_selection(path)
         super().__init__(self.file, cast("Codec | None", options.codec))
         self._limit: int = options.max_record_bytes
@@ -146,7 +149,6 @@ class _ArrayRecordFile(EncodedShard):
             message = f"{path} selects records {self._first} to {stop}; the file has {self._records}"
             raise ConfigError(message, key="paths", value=path)
         self._length = stop - self._first
-        self._fields = self.first_fields() if has_fields and self._codec is not None else {}
 
     def _find_chunks(self, options: ArrayRecordOptions) -> Chunks | None:
         """Return the chunks of the file; None if only the package can read it, or explain its defect."""

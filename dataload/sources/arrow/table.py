@@ -162,8 +162,10 @@ class TableReader(ShardReader[Record]):
 
     def matches(self, group: int, condition: Expression) -> Array:
         """Return where the records of a group fulfil a condition, (records,) bool; nulls are null here."""
-        if not condition.may_match(partial(self._bounds, group)):
-            return np.zeros(self.group_lengths[group], np.bool_)
+        length = self.group_lengths[group]  # an empty file may lack the columns
+        if not (length and condition.may_match(partial(self._bounds, group))):
+            return np.zeros(length, np.bool_)
+        require_known(condition.fields, self._numbers | self._bases, self._path)
         with self._errors(group):
             return condition.matches_arrow(partial(self._raw, group))
 
@@ -213,7 +215,7 @@ class TableReader(ShardReader[Record]):
         if fields is not None:
             require_known(names, self._numbers | self._bases, self._path)
         with self._errors():
-            columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
+            columns = self._pick(indices, names, Claims(indices, self._limit, self._path)) if names else {}
         for name in columns.keys() & self._numbered:
             if (unknown := columns[name] == UNKNOWN).any():
                 message = f"field {name!r} has a value that is none of its {len(self._classes[name])} classes"

@@ -290,7 +290,7 @@ class LeRobotSource(ViewSource[Record]):
         return split_records(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        names, found = fields or tuple(self.fields), dict[str, Any]()
+        names, found = tuple(self.fields) if fields is None else fields, dict[str, Any]()
         require_known(names, self._known(), self)
         if self._windows is not None:
             return self._windows.read_batch(indices, names)

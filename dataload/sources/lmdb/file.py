@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -155,11 +155,12 @@ def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -
     return file
 
 
-def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
-    """Return the reader options that our writer recorded in an environment."""
+def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any] | None:
+    """Return the reader options that our writer recorded in an environment; None if it is empty."""
     file = data_file(path, remote)
     with storage_of(file, remote).open(file) as opened:
-        return parse_recorded(opened.read(RECORDED_OFFSET, MOST_RECORDED_BYTES), ("codec",))
+        found = parse_recorded(opened.read(RECORDED_OFFSET, MOST_RECORDED_BYTES), ("codec",))
+        return found if found or read_info(cast("RecordFile", opened)).main.entries else None
 
 
 def is_lmdb(head: bytes) -> bool:

@@ -195,7 +195,7 @@ class VideoSource(FileSource[Record]):
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         opened = self._data_set()
-        names = self._choose(fields, opened) or tuple(opened.fields)
+        names = opened.fields if (chosen := self._choose(fields, opened)) is None else chosen
         shards = np.searchsorted(opened.ends, indices, side="right")
         local = indices - np.concatenate(([0], opened.ends))[shards]
         batch: Batch = {}

@@ -12,6 +12,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import numpy.typing as npt
 import pytest
+from every_format import small_sets
 from made_files import pack
 from written import written
 
@@ -268,6 +269,12 @@ def test_every_format_has_the_options_of_files(entry):
     for wrong in (0, -1, 1.5, "1", True, None):
         with pytest.raises(ConfigError, match=f"max_record_bytes must be an integer >= 1, got {wrong!r}"):
             entry.reader_options.parse({**required, "max_record_bytes": wrong}, "x")
+
+
+def test_no_fields_are_none_of_any_format(tmp_path):
+    for name, (path, options) in small_sets(tmp_path).items():
+        if name != "tfrecord":  # bytes
+            assert dataload.open(path, **options).read_batch([0, 0], []) == {}, name
 
 
 def test_windows_of_tokens():

@@ -37,6 +37,7 @@ def test_a_codec_is_recorded_and_the_caller_comes_first(tmp_path, suffix, codec)
     for chosen in (None, "raw"):
         assert isinstance(dataload.open(path, codec=chosen)[0], bytes)
     assert dataload.open(path).fingerprint() == dataload.open(path, codec=codec).fingerprint()
+    assert list(dataload.open([write(tmp_path / f"empty.{suffix}", []), path])[0]["x"]) == [1, 2]
     if suffix == "lmdb":  # keeps it when others write
         with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as txn:
             assert [key for key, _ in txn.cursor()] == [b"0000000000"]

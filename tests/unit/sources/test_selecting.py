@@ -29,6 +29,14 @@ from dataload.types import StepsAhead
 SHARE = "the share of a split must be a number between 0 and 1, got"
 
 
+@pytest.mark.parametrize("suffix", ["array_record", "parquet", "jsonl", "tar"])
+def test_a_file_without_records_decides_nothing(tmp_path, suffix):
+    paths = [written(tmp_path / f"{n}.{suffix}", [{"x": i} for i in range(n)]) for n in (0, 3)]
+    source = dataload.open(paths)
+    assert source.fields["x"].shape == ()
+    assert [int(record["x"]) for record in source.filter(dataload.field("x") != 1)] == [0, 2]
+
+
 def is_even(record):
     return record["index"] % 2 == 0
 

@@ -237,7 +237,7 @@ def test_every_record_is_the_packages(tmp_path, data):
     path = write_plain(tmp_path / "x", [seed.bytes(size) for size in sizes], options=f"{PLAIN}{padded}")
     reader = ArrayRecordReader(path)
     wanted = reader.read_all() if sizes else []
-    through_map = _ArrayRecordFile(path, ArrayRecordOptions(), Decompressor(DecodedCache(0)), has_fields=False)
+    through_map = _ArrayRecordFile(path, ArrayRecordOptions(), Decompressor(DecodedCache(0)))
     if through_map.whole:  # the first releases of 0.8 do pad; their package reads such files
         assert "pad" in padded
         return

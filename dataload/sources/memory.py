@@ -240,7 +240,7 @@ def _first_bytes(column: Any) -> int:
 def _hashed(name: str, value: Any) -> bytes:
     """Return what a fingerprint hashes of a field of a record."""
     content = _content(value)
-    return f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode() + content
+    return f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode("utf-8", "surrogatepass") + content
 
 
 def _hashed_column(name: str, column: Any) -> Any:
@@ -261,10 +261,11 @@ def _content(value: Any) -> bytes:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.tobytes()
     if isinstance(value, str):
-        return value.encode()
+        return value.encode("utf-8", "surrogatepass")
     opaque = not isinstance(value, (list, tuple, Mapping)) and shows_address(value)  # such as an image of Pillow
     text = type(value).__qualname__ if opaque else repr(value)
-    return (text + fingerprint(value) if "..." in text and _has_long_array(value) else text).encode()
+    text = text + fingerprint(value) if "..." in text and _has_long_array(value) else text
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _has_long_array(value: Any) -> bool:

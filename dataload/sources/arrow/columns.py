@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extens
 from dataload.codecs.nulls import check_names, fill_of, mask_name
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.arrow import TableOptions
-from dataload.storage import RecordFile
+from dataload.storage import RecordFile, base_name
 from dataload.types import Array, FieldSpec, Int64Array
 
 
@@ -167,6 +167,25 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
         "categories": [name for name in given or () if name not in listed],
         "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders], sorted(given or ())),
     }
+
+
+_NUMBERS_OR_NULLS = frozenset(("int64", "float64", "unknown"))
+
+
+def differing_types(files: Iterable[tuple[str, Sized, Mapping[str, FieldSpec]]], names: Iterable[str]) -> str:
+    """Return what is wrong if a field has different types in CSV files: their paths, records and fields."""
+    types, examples, filled = (
+        dict[str, str](),
+        list[str](),
+        [(base_name(path), f) for path, own, f in files if len(own)],
+    )
+    for name in names:
+        kinds = {fields[name].dtype: file for file, fields in filled if name in fields}
+        if len(kinds) > 1:
+            types[name] = "float64" if kinds.keys() <= _NUMBERS_OR_NULLS else "str"
+            examples += [f"{name!r} is {kind} in {file}" for kind, file in kinds.items()]
+    problem = f"has columns of different types ({', '.join(examples)}), which no batch can hold: pass dtypes={types}"
+    return problem if types else ""
 
 
 def of_batch(values: Int64Array, batch: Int64Array) -> Int64Array:

@@ -20,7 +20,7 @@ from dataload.codecs.arrow import ColumnContext, load_arrow
 from dataload.codecs.nulls import fill_nulls, shows_nulls
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.arrow import STATE_FILE, ArrowOptions, CsvOptions
-from dataload.sources.arrow.columns import numbered
+from dataload.sources.arrow.columns import differing_types, numbered
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout, schema_message
 from dataload.sources.arrow.table import TableReader, TableSource
@@ -28,7 +28,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
 from dataload.storage.backend import TextFile
-from dataload.types import Array, Int64Array, Record
+from dataload.types import Array, FieldSpec, Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -281,6 +281,7 @@ def _data_files(directory: str, remote: Remote | None) -> list[str]:
 
 _VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes
 _FEW_COLUMNS = 256
+_BLOCK_BYTES, _MOST_BLOCK_BYTES = 1 << 20, (1 << 31) - 1  # that pyarrow parses at once
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -304,6 +305,15 @@ class CsvSource(TableSource):
     def _open_shard(self, path: str) -> ShardReader[Record]:
         return self._with_classes(_CsvFile(path, self.options, self._cache))
 
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        known = super()._known_fields(readers, fields)
+        shards = zip(self._paths, readers, fields, strict=False)
+        if problem := differing_types(shards, known if self._selected is None else self._selected):
+            warnings.warn(f"{self!r} {problem}", stacklevel=2)
+        return known
+
 
 class _CsvFile(TableReader):
     def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
@@ -324,38 +334,45 @@ class _CsvFile(TableReader):
         csv = load_arrow("format 'csv'", "pyarrow.csv")
         pa, options = load_arrow("format 'csv'"), self._options
         data, _ = self._content.read()
-        comma, head = options.delimiter.encode(), data.find(b"\n")
-        head = len(data) if head < 0 else head + 1
+        comma, head = options.delimiter.encode(), data.find(b"\n") + 1 or len(data)
         cells = data.count(comma, head) + data.count(b"\n", head)
         size = _VALUE_BYTES * cells + _COLUMN_BYTES * max(0, data.count(comma, 0, head) - _FEW_COLUMNS)
         check_size(size, options.max_record_bytes, "the table", path=self._path)
         types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
+
+        def parse(block: int) -> Any:
+            return csv.read_csv(
+                pa.BufferReader(data),
+                csv.ReadOptions(use_threads=False, block_size=block),
+                csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
+                csv.ConvertOptions(column_types=types),
+            )
+
         with self._errors():
             with decoding():
-                table = csv.read_csv(
-                    pa.BufferReader(data),
-                    csv.ReadOptions(use_threads=False),
-                    csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
-                    csv.ConvertOptions(column_types=types),
-                )
+                try:
+                    table = parse(_BLOCK_BYTES)
+                except pa.ArrowInvalid:  # perhaps a row is longer than a block
+                    if len(data) <= _BLOCK_BYTES:
+                        raise
+                    table = parse(min(len(data) + 1, _MOST_BLOCK_BYTES))
             self._check(table, types)
             return table, table.nbytes
 
     def _check(self, table: Any, types: Mapping[str, Any]) -> None:
+        known: list[str] = table.column_names
         for name in types:
-            if name not in table.column_names:
-                message = (
-                    f"dtypes names {name!r}, which {self._path} does not have: {closest(name, table.column_names)}"
-                )
+            if name not in known:
+                message = f"dtypes names {name!r}, which {self._path} does not have: {closest(name, known)}"
                 raise ConfigError(message, key=f"dtypes.{name}")
-        first, *others = table.column_names
+        first, *others = known
         if not others and (found := next((each for each in ";\t|" if each in first), "")):
             message = f"{self._path} has one column, {first!r}: pass delimiter={found!r} if this separates columns"
             warnings.warn(message, stacklevel=2)
         # 0, 1, 2, ... are names: pandas gives them to columns that have none.
         names = [str(number) for number in range(len(others) + 1)]
-        if all(map(_NUMBER.fullmatch, table.column_names)) and table.column_names != names:
-            line = self._options.delimiter.join(table.column_names)
+        if all(map(_NUMBER.fullmatch, known)) and known != names:
+            line = self._options.delimiter.join(known)
             message = f"{self._path} has numbers as column names: write names above {line!r:.80} if this is a record"
             warnings.warn(message, stacklevel=2)
         for each in table.schema:

@@ -135,7 +135,10 @@ def test_fingerprints_tell_data_apart():
     zeros = np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros((0, 2)), np.zeros((0, 3)), -np.zeros(2)
     data = [
         *([b""], [b"\0"], [b"\0\0"], [b"", b""], [""], ["a", "b"], ["ab", ""], ["", "ab"], [{"y": b"a"}]),
-        *([{"x": x}] for x in (b"a", 1, 2, 1.0, "1", 2**70, 2**70 + 1, *zeros, np.zeros(4)[::2] + 1, np.array(1))),
+        *(
+            [{"x": x}]
+            for x in (b"a", 1, 2, 1.0, "1", "\ud800", 2**70, 2**70 + 1, *zeros, np.zeros(4)[::2] + 1, np.array(1))
+        ),
     ]
     fingerprints = [MemorySource(records).fingerprint() for records in data]
     assert len(set(fingerprints)) == len(data)
@@ -333,6 +336,7 @@ class Pair(NamedTuple):
         lambda n: (np.arange(2) * n, f"text {n}"),
         lambda n: Pair(n, {"z": (n / 2, b"b" * n)}),
         lambda n: {"pair": (n, f"text {n}"), "both": [n, -n]},
+        lambda n: {"number": n if n < 2 else n / 2},
     ],
 )
 def test_sources_of_any_records_are_joined(record, join):

@@ -88,6 +88,25 @@ def test_damage(tmp_path, name, data, message):
     assert caught.value.path == str(path)
 
 
+def test_a_row_may_be_longer_than_what_is_parsed_at_once(tmp_path):
+    long = "x" * (3 << 20)
+    for text, lengths in ((f"a,b\n1,{long}\n2,y\n", [len(long), 1]), (f"a{long},b\n1,y\n", [1])):
+        assert [len(record["b"]) for record in dataload.open(write(tmp_path / "a.csv", text))] == lengths
+    with pytest.raises(CorruptFileError, match="Expected 2 columns, got 3: 1,2,3"):
+        dataload.open(write(tmp_path / "a.csv", f"a,b\n1,{long}\n1,2,3\n"))
+
+
+def test_columns_that_differ_in_type_warn(tmp_path):
+    texts = "n,t,u\n1,1,1\n", "n,t,u\n0.5,a,1\n", "n,t,u\n,,1\n", "n,t,u\n"
+    paths = [write(tmp_path / f"{number}.csv", text) for number, text in enumerate(texts)]
+    types = {"n": "float64", "t": "str"}
+    with pytest.warns(UserWarning, match=f"'n' is float64 in 1.csv, .* pass dtypes={types}$"):
+        dataload.open(paths)
+    source = dataload.open(paths, dtypes=types)
+    np.testing.assert_array_equal(source.read_batch(range(3))["n"], [1, 0.5, np.nan])
+    assert len(dataload.open(paths, fields=["u"])) == 3
+
+
 def test_a_table_beside_shards_is_no_shard(tmp_path):
     write(tmp_path / "labels.csv", "x\n1\n")
     assert len(dataload.open(tmp_path)) == 1

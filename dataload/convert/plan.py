@@ -206,11 +206,13 @@ def summarize_paths(paths: Sequence[str]) -> str:
     first, last = paths[0], paths[-1]
     if len(paths) == 1:
         return first
-    for number in re.finditer(r"\d+", first):
+    for number in re.finditer(r"\d+", first) if "{" not in first else ():
         head, tail = first[: number.start()], first[number.end() :]
         end = last[len(head) : len(last) - len(tail)]
         pattern = f"{head}{{{number.group()}..{end}}}{tail}"
-        if end.isdigit() and expand_braces(pattern) == list(paths):
+        # Compared first, because names with times are billions of names apart.
+        fits = end.isdecimal() and abs(int(end) - int(number.group())) == len(paths) - 1
+        if fits and expand_braces(pattern) == list(paths):
             return pattern
     return f"{first} ... {last} ({len(paths)} files)"
 

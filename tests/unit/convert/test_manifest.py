@@ -378,6 +378,22 @@ def test_data_sets_keep_their_entries(tmp_path):
     assert index_shards(str(tmp_path)).data_sets == entries(tmp_path) == before[:1], "the other is gone"
 
 
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (("a-08.jsonl", "a-09.jsonl", "a-10.jsonl"), "a-{08..10}.jsonl"),
+        (("a-1-of-2.jsonl", "a-2-of-2.jsonl"), "a-{1..2}-of-2.jsonl"),
+        (("a-20260101.jsonl", "a-20261128235959.jsonl"), "*.jsonl"),  # times, with billions of numbers in between
+        (("a-{1..2}-1.jsonl", "a-{1..2}-2.jsonl"), "*.jsonl"),
+        (("a-1.jsonl", "a-²3.jsonl"), "*.jsonl"),
+    ],
+)
+def test_the_pattern_of_names(tmp_path, names, pattern):
+    for name in names:
+        (tmp_path / name).write_text('{"x": 1}\n')
+    assert [each.pattern for each in index_shards(str(tmp_path)).data_sets] == [pattern]
+
+
 def test_an_interrupted_run_resumes(tmp_path):
     expected = unlisted(tmp_path, shards=6)
 

@@ -235,10 +235,10 @@ def _expand(
             if listed is not None:
                 return _paths(path, listed), listed
             known = all_formats()  # looked for once, because this reads the metadata of every installed package
-            holds_shards = entry is None or entry.suffixes  # without them, the source decides what a directory is
-            if holds_shards and format_of_directory(path, remote, known) is None:
-                if entry is None and is_media_folder(path, options, known, remote):
-                    return [path], None
+            holder = format_of_directory(path, remote, known)
+            if entry is None and is_media_folder(path, holder, options, known, remote):
+                return [path], None
+            if holder is None and (entry is None or entry.suffixes):  # without them, the source decides what it is
                 files = _shards_of_directory(path, entry, remote, known)
                 warn_of_splits(path, files if manifests else ())
                 return files, None

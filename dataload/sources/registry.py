@@ -181,8 +181,15 @@ def format_of_directory(directory: str, remote: Remote | None, known: Sequence[F
 _SHOWN = 3
 
 
-def is_media_folder(directory: str, options: Collection[str], known: Sequence[Format], remote: Remote | None) -> bool:
-    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so."""
+def is_media_folder(
+    directory: str, holder: Format | None, options: Collection[str], known: Sequence[Format], remote: Remote | None
+) -> bool:
+    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so.
+
+    `holder` is the format of the directory itself; if an index makes it one, this describes all files in it.
+    """
+    if holder is not None and by_suffix(str(holder.directory_file), known) is None:
+        return False
     names: list[str] = []
     if is_url(directory):
         names = storage_of(directory, remote).list(directory)

@@ -187,6 +187,7 @@ WRONG = [  # files and their content, options, error, message
             (["x.tar"], r"1: x\.tar", "", r"x\.tar|\*\.tar"),
             (["cat/x.parquet", "cat/y.parquet"], r"2: cat/x\.parquet, cat/y\.parquet", "", r"cat/\*\.parquet"),
             ([f"t/{n}.jsonl.gz" for n in range(4)], r"4: t/0.*, t/1.*, t/2.*, \.\.\.", "", r"t/\*\.jsonl\.gz"),
+            (["data.mdb"], r"1: data\.mdb", "", r"\*\.mdb"),
             (["x.csv"], r"1: x\.csv", r"labels='.*/img/x\.csv' to join its rows to them, ", r"\*\.csv"),
         )
     ),

@@ -19,7 +19,7 @@ def check_index(index: SupportsIndex, length: int) -> int:
     try:
         number = operator.index(index)
     except TypeError:
-        hint = "; for several records use read(indices), for fields read_batch(indices, fields)"
+        hint = "; for several records pass a list or an array, for fields read_batch(indices, fields)"
         raise TypeError(f"an index must be an integer or a slice, got {printable(repr(index), 60)}{hint}") from None
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of range for {length} records")

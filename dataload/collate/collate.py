@@ -78,8 +78,9 @@ def check_pad_value(value: Any, padded: Collection[str] | None) -> None:
 def fill_of(pad_value: PadValue | None, name: str, dtype: np.dtype[Any]) -> float:
     """Return the padding value of a field, after checking that its dtype can hold it."""
     value = pad_value.get(name, 0) if isinstance(pad_value, Mapping) else pad_value or 0
-    if dtype.kind in "UST":
-        raise ConfigError(f"field {name!r} holds text, which is not padded: set its policy to list", key=name)
+    if dtype.kind in "USTO":
+        what = "objects, which are" if dtype.kind == "O" else "text, which is"
+        raise ConfigError(f"field {name!r} holds {what} not padded: set its policy to list", key=name)
     if dtype.kind == "b":
         least, most = 0, 1
     elif dtype.kind in "iu":

@@ -255,6 +255,8 @@ def test_a_pad_value_must_fit_the_dtype(dtype, value, least, most):
         equal(padded, np.array([[1, fits], [1, 1]], dtype))
     with pytest.raises(ConfigError, match="field 't' holds text, which is not padded: set its policy to list"):
         Collate({"t": "pad"})([{"t": ["a"]}, {"t": ["b", "c"]}])
+    with pytest.raises(ConfigError, match="field 't' holds objects, which are not padded: set its policy to list"):
+        Collate({"t": "pad"})([{"t": [{"role": "user"}]}, {"t": []}])
     for value in (np.nan, -np.inf):
         padded = Collate({"t": "pad"}, pad_value=value)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"]
         assert str(padded[0, 1]) == str(value)

@@ -146,7 +146,7 @@ dataload.MemorySource({"x": "abc"})
 dataload.RangeSource("10")
     ConfigError: a RangeSource takes integers, got '10', start=0, step=1
 SOURCE["x"]
-    TypeError: got 'x'; for several records use read(indices), for fields read_batch(indices, fields)
+    TypeError: got 'x'; for several records pass a list or an array, for fields read_batch(indices, fields)
 SOURCE[(1, 2)]
     TypeError: an index must be an integer or a slice, got (1, 2)
 SOURCE.read_batch([1], "label")

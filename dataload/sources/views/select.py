@@ -199,7 +199,8 @@ def run_filter(
     """Return the selected records, from the cache if they are known; see `Source.filter` for the arguments."""
     condition = work.predicate if isinstance(work.predicate, Expression) else None
     if condition is None and not callable(work.predicate):
-        raise setting_error("the predicate of filter", work.predicate, "must be a function of a record or a condition")
+        what = "must be a function of a record or a condition, such as dataload.field('label') == 3"
+        raise setting_error("the predicate of filter", work.predicate, what)
     executor = check_executor(executor)
     names = work.fields if condition is None else condition.fields
     require_known(names or (), work.source.fields if names else (), work.source)

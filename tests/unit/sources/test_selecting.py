@@ -155,7 +155,7 @@ def test_a_filter_asks_only_for_its_fields():
         (lambda record: float(record["index"] < 3), {}, "returned 1.0 for record 0, expected True or False"),
         (lambda record: None, {}, "returned None for record 0, expected True or False: does the predicate end without"),
         (lambda record: np.array([True]), {}, "the predicate of filter returned array([ True]) for record 0, expected"),
-        (3, {}, "the predicate of filter must be a function of a record or a condition, got 3"),
+        (3, {}, "of a record or a condition, such as dataload.field('label') == 3; got 3"),
         (is_even, {"fields": ["indx"]}, "RangeSource(9, start=0, step=1) has no field 'indx': did you mean 'index'?"),
         (is_even, {"fields": "index"}, "fields must be a list of names, got the text 'index'"),
         (is_even, {"executor": "process"}, "executor is 'process': did you mean 'processes'?"),

@@ -90,7 +90,7 @@ class Decoder:
         frames = self._frames
         try:
             while self.next < last:
-                with video_errors(self._path, index=self.next):
+                with video_errors(self._path, None, self.next, self._seconds(self.next)):
                     frame = next(frames, None)
                 self._check(frame)
                 number = self.next
@@ -109,11 +109,15 @@ class Decoder:
         expected = int(self._table.times[self.next])
         if frame is not None and frame.pts == expected and not frame.is_corrupt:
             return
-        at = f"{float(expected * self._table.time_base):.3f} s"
+        at = f"{self._seconds(self.next):.3f} s"
         found = "it is damaged" if frame is not None and frame.pts == expected else "it is missing"
         if frame is not None and frame.pts is not None and frame.pts != expected:
             found += f", and FFmpeg gives the one at {float(frame.pts * self._table.time_base):.3f} s"
         raise CorruptFileError(f"the frame at {at} cannot be decoded: {found}", path=self._path, index=self.next)
+
+    def _seconds(self, number: int) -> float:
+        """Return when a frame is shown; for one after the last, when the last one is."""
+        return float(int(self._table.times[min(number, len(self._table.times) - 1)]) * self._table.time_base)
 
     def _decoded(self, group: int, *, goes_on: bool = False) -> Generator[Any]:
         """Yield the frames of a group, and of all after it if it `goes_on`, in the order in which they are shown."""
@@ -132,7 +136,7 @@ class Decoder:
                 self._is_open = True
             else:
                 left -= packet.pts is not None and not packet.is_discard and (end is None or packet.pts < end)
-                with video_errors(self._path, packet.pos, self.next):
+                with video_errors(self._path, packet.pos, self.next, self._seconds(self.next)):
                     yield from packet.decode()
 
     def _packets(self, group: int) -> Iterator[Any]:

@@ -101,15 +101,18 @@ def opened_video(
 
 
 @contextmanager
-def video_errors(path: str, offset: int | None = None, index: int | None = None) -> Generator[None]:
-    """Raise errors of FFmpeg about a file as a CorruptFileError."""
+def video_errors(
+    path: str, offset: int | None = None, index: int | None = None, seconds: float | None = None
+) -> Generator[None]:
+    """Raise errors of FFmpeg about a file, or its frame shown at `seconds`, as a CorruptFileError."""
     av = VIDEO.require("av")
     try:
         yield
     except av.error.FFmpegError as error:
         if isinstance(error, MemoryError):
             raise
-        message = f"FFmpeg cannot read this video: {error.strerror}"
+        where = "this video" if seconds is None else f"the frame at {seconds:.3f} s"
+        message = f"FFmpeg cannot read {where}: {error.strerror}"
         raise CorruptFileError(message, path=path, offset=offset, index=index) from error
 
 
@@ -119,7 +122,7 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
     Frames that cannot be decoded because the file begins after their keyframe are left out, as decoders do. Only a
     frame tells of a rotation, so if the caller needs it, the first one `decodes`.
     """
-    times, keys = list[int](), list[tuple[int, int]]()
+    times, keys, packets = list[int](), list[tuple[int, int]](), 0
     first: Any = None
     with opened_video(path, file, limit=limit) as (container, stream):
         context, time_base = stream.codec_context, stream.time_base
@@ -129,9 +132,9 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
         )
         for packet in container.demux(stream):
             if packet.size:
-                at, shown = packet.pts, not packet.is_discard
+                packets, at, shown = packets + 1, packet.pts, not packet.is_discard
                 if packet.is_corrupt or at is None:
-                    problem = "is damaged" if packet.is_corrupt else "has no time"
+                    problem = "has no time" if at is None else f"is damaged, at {float(at * time_base):.3f} s"
                     raise CorruptFileError(f"packet {len(times)} of the video {problem}", path=path, offset=packet.pos)
                 if shown:
                     times.append(at)
@@ -145,6 +148,7 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
                     context.flush_buffers()
                     found = found or packet.decode()
                 first = next(iter(found), None)
+        check_end(path, container, stream, packets)
         if not keys or max(times, default=-math.inf) < min(keys)[0] or (decodes and first is None):
             raise CorruptFileError("the video has no frame that can be decoded", path=path)
         shape = (context.height, context.width, None)
@@ -161,6 +165,14 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
     last = starts != np.append(starts[1:], len(ordered))
     at_keys, starts = at_keys[last], starts[last]
     return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, *shape, *sound)
+
+
+def check_end(path: str, container: Any, stream: Any, packets: int) -> None:
+    """Raise a CorruptFileError if frames of the file's index lie beyond its end: FFmpeg leaves them out in silence."""
+    entries = getattr(stream, "index_entries", ())  # PyAV 15 does not show them
+    if packets < len(entries) and max(each.pos + each.size for each in entries) > container.size:
+        message = f"the video is cut off: it ends after {packets:,} of {len(entries):,} frames"
+        raise CorruptFileError(message, path=path)
 
 
 def quarter_turns(frame: Any, path: str) -> int:

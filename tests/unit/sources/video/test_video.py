@@ -210,7 +210,7 @@ def test_frames_that_become_larger(tmp_path):
                     container.mux(packet)
     source = dataload.open(path, size=(32, 32), max_record_bytes=1 << 19)
     assert source[1]["frame"].shape == (32, 32, 3)
-    with pytest.raises(CorruptFileError, match="record 2: FFmpeg cannot read this video"):
+    with pytest.raises(CorruptFileError, match=r"record 2: FFmpeg cannot read the frame at 0\.\d+ s: "):
         source[2]
     assert dataload.open(path, size=(32, 32))[2]["frame"].shape == (32, 32, 3)
 
@@ -412,12 +412,32 @@ def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
             assert (source[index]["frame"] == images[index]).all()
         except CorruptFileError:
             wrong.append(index)
-    with pytest.raises(CorruptFileError, match=r"a\.avi, (byte \d+, )?record \d+: FFmpeg cannot read"):
+    with pytest.raises(
+        CorruptFileError, match=r"a\.avi, byte \d+, record \d+: FFmpeg cannot read the frame at 0\.\d+ s"
+    ):
         source.read(wrong)
     assert 0 < len(wrong) <= 10
     assert wrong == [*range(wrong[0], wrong[-1] + 1)]
     with dataload.Loader(source, batch_size=4, epochs=1, on_error="skip", shuffle=True) as loader:
         assert sum(len(batch["frame"]) for batch in loader) == 40 - len(wrong)
+
+
+def test_a_file_without_its_end_says_where_it_is_cut_off(tmp_path):
+    whole, path = write_video(tmp_path / "whole.mp4"), tmp_path / "a.mp4"
+    with av.open(str(whole)) as container, av.open(str(path), "w", options={"movflags": "faststart"}) as moved:
+        stream = moved.add_stream_from_template(container.streams.video[0])
+        packets = [packet for packet in container.demux(container.streams.video[0]) if packet.size]
+        for packet in packets:
+            packet.stream = stream
+            moved.mux(packet)
+    data, last = path.read_bytes(), packets[-1].size
+    for cut, message in (
+        (last - 1, r"a\.mp4, byte \d+: packet 39 of the video is damaged, at 1\.\d+ s$"),
+        (last, r"a\.mp4: the video is cut off: it ends after 39 of 40 frames$"),
+    ):
+        path.write_bytes(data[:-cut])
+        with pytest.raises(CorruptFileError, match=message):
+            dataload.open(path)
 
 
 def test_frames_that_are_not_where_the_table_has_them_say_where_they_are(tmp_path):

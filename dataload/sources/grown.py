@@ -63,6 +63,8 @@ def before_growth(source: Any, fingerprint: str, counts: Sequence[int], total: i
             now = [] if found is None else [*names[:number], found.fingerprint(), *names[number + 1 :]]
             if found is not None and fingerprint == (digest("concat", *now) if source is not part else now[0]):
                 return found if source is part else source.over([*parts[:number], found, *parts[number + 1 :]])
+    if source is not parts[0] and leaves and 0 < total < len(leaves[0].shard_lengths):
+        return with_shards(source, [(leaves[0], total)])  # it had all files then, and other sources were added
     return None
 
 

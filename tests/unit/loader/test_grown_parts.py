@@ -200,11 +200,20 @@ def test_an_epoch_with_an_end_ends_as_without_growth(shards, stop, shuffle, exec
         each.close()
 
 
-def test_sources_may_grow_and_join_at_once(shards):
-    loader = loaders_of(mixed(shards, BEGIN[:2], (1, 2)))[0]
+@pytest.mark.parametrize("in_memory", [(), ("b",), ("b", "c")])
+@pytest.mark.parametrize("changes", [False, True])
+def test_sources_may_grow_and_join_at_once(shards, in_memory, changes):
+    def source(counts, weights):
+        some = parts(shards, counts)
+        some |= {name: dataload.MemorySource([*some[name]]) for name in in_memory if name in some}
+        return dataload.mix(some, dict(zip(some, weights, strict=True)), stop="never")
+
+    loader = loaders_of(source(BEGIN[:2], (1, 2)))[0]
     next(iter(loader))
+    if changes:
+        loader.change_weights([1, 3])
     state = state_of([loader])
-    both = loaders_of(mixed(shards, (5, 4, 3), (1, 2, 0)))[0]
+    both = loaders_of(source((5, 4, 3), (1, 2, 0)))[0]
     load([both], state)
     both.change_weights({"a": 1, "b": 2, "c": 1})
     rows = rows_of([iter(both)])

@@ -22,7 +22,7 @@ from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError, message_of
 from dataload.sources.format import Format
-from dataload.sources.writer import ClosedOrAborted
+from dataload.sources.writer import DEFAULT_CODEC, ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
 from dataload.storage.errors import write_errors
 from dataload.storage.local.atomic import exists_error
@@ -90,10 +90,18 @@ class ShardedWriter(ClosedOrAborted):
             writer = self._writer(shard)
             before = getattr(writer, "stored_bytes", 0)
             writer.write(record)
+            if not self._count:
+                self._note_codec(record)
             stored = getattr(writer, "stored_bytes", 0) - before or payload  # writers of other packages may not count
             self._bytes, self._overhead = self._bytes + stored, stored - payload
             self._lengths[shard] += 1
             self._count += 1
+
+    def _note_codec(self, record: Any) -> None:
+        """Note the codec that a writer of bytes chooses for records with fields, which the manifest tells."""
+        options = self._writing.options
+        if self._entry.content == "bytes" and isinstance(record, Mapping) and options.get("codec") is None:
+            options["codec"] = self._entry.default_codec or DEFAULT_CODEC
 
     def _choose(self, payload: int) -> int:
         rule = self._rule

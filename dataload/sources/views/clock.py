@@ -14,6 +14,7 @@ from dataload.types import Array, Int64Array
 
 _TICKS = 1_000_000  # per second
 _TIME = "time"
+_MOST_KEYS = 1 << 62
 _MOST_TICKS = 1 << 53  # 285 years; float64 holds all numbers up to there
 
 
@@ -46,6 +47,11 @@ class Clock:
             raise ConfigError(message, key="fps", value=fps)
         since = times - times[np.repeat(np.cumsum(lengths) - lengths, lengths)]
         span = int(since.max(initial=0)) + 1
+        if span * len(lengths) > _MOST_KEYS:
+            longest = (
+                f"the times of a sequence span {span / _TICKS:,.0f} seconds, too long for {len(lengths):,} sequences"
+            )
+            raise ConfigError(f"{longest}: is one of its times 0, or in another unit?", key="fps", value=fps)
         return cls(times, since + sequences * span, sequences, span, fps)
 
     def _ticks(self, offsets: Any) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -193,7 +194,8 @@ def codes_of(source: Any, name: str) -> tuple[Int64Array, list[Any]]:
         column = source.read_batch(range(start, min(start + _ROWS, len(source))), [name])[name]
         if isinstance(column, np.ndarray) and column.ndim == 1:
             values, inverse = np.unique(column, return_inverse=True)
-            numbers = [found.setdefault(value, len(found)) for value in values.tolist()]
+            same = (value if value == value else math.nan for value in values.tolist())  # one NaN for all blocks
+            numbers = [found.setdefault(value, len(found)) for value in same]
             codes.append(np.array(numbers, np.int64)[inverse])
         elif isinstance(column, (np.ndarray, Mapping)) or (len(column) and not isinstance(column[0], (str, bytes))):
             message = f"records are split by numbers or text, and {name!r} is neither"

@@ -105,6 +105,12 @@ def test_exact_parts_of_groups_come_as_near_as_groups_allow():
     assert parts.report.splitlines()[0].startswith("train: 3,")
 
 
+def test_records_without_a_group_are_one_group():
+    found = np.tile([np.nan, 1.0, 2.0], 30_000)  # more than are read at once
+    parts = MemorySource({"g": found}).split({"a": 0.5, "b": 0.5}, seed=0, group="g", exact=True)
+    assert sorted(int(np.isnan(found[part.indices]).sum()) for part in parts.values()) == [0, 30_000]
+
+
 def test_folds():
     source = RangeSource(103)
     for settings, counts in (({"exact": True}, {20, 21}), ({}, None)):

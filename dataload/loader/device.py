@@ -87,10 +87,11 @@ class DevicePrefetcher(ABC, Generic[SentT]):
     def _hand_over(self, ahead: deque[tuple[SentT, dict[str, Any]]], ended: bool) -> Any:
         """Return the oldest batch, which a local variable of the generator would keep alive on the device."""
         oldest, state = ahead.popleft()
+        received = self._receive(oldest)
         if self._now:
             self._now = self._now[0], self._now[1] + 1
         self._state = None if ended and not ahead else state  # `set_epoch` may have moved the loader in between
-        return self._receive(oldest)
+        return received
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:

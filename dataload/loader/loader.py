@@ -321,12 +321,12 @@ class Loader(WeightChanges[BatchT]):
             self._ahead.reader.received()
         function = self._in_consumer
         batch = step.batch if function is None else apply_in_consumer(step, function, self._plans)
-        now.step += 1
+        if self._scaling is not None:
+            self._scaling.look(self._recorder, self._in_flight, self._use)
+        now.step += 1  # last: what is raised before, such as Ctrl-C, leaves the state before this step
         self._cursor = self._cursor.after(step.step, sys.maxsize if now.steps is None else now.steps)
         if self._upcoming is not None and not self._cursor.begun:  # the epoch is over
             self._move(self._upcoming)
-        if self._scaling is not None:
-            self._scaling.look(self._recorder, self._in_flight, self._use)
         return batch
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:

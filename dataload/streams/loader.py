@@ -248,8 +248,8 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _accept(self, step: StepResult, now: EpochIteration) -> Any:
         self._look_at_padding(step.batch[0])
-        batch, self._received = step.batch
         self._row_seconds += step.batch[1].seconds
+        batch, self._received = step.batch
         now.step += 1
         self._cursor = Cursor(self._cursor.epoch, step.step + 1)
         return batch

@@ -20,6 +20,7 @@ import pytest
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Ragged, RangeSource, StateMismatchError, WorkerError
 from dataload.errors import ClosedSourceError
+from dataload.loader.scaling import Scaling
 from dataload.samplers import BucketBatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
@@ -219,6 +220,18 @@ def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
         loader.load_state_dict(loader.state_dict())
         with pytest.raises(RuntimeError, match=r"ended when another one was started \(or the loader's state was set\)"):
             next(begun)
+
+
+def test_an_interrupt_while_a_batch_is_handed_over_leaves_the_state_before_it(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with Loader(RangeSource(20), batch_size=2, num_workers=1) as loader:
+        next(batches := iter(loader))
+        monkeypatch.setattr(Scaling, "look", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert (loader.state_dict()["position"], loader.step) == (2, 0)
 
 
 def test_an_iteration_begins_with_its_first_batch():

@@ -335,6 +335,15 @@ def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
     assert loader.state_dict() == before
 
 
+def test_a_batch_that_fails_as_it_is_handed_over_is_not_counted(device, monkeypatch):
+    loader = DeviceLoader(host_loader(device), DEVICE)
+    before = loader.state_dict()
+    monkeypatch.setattr(loader, "_receive", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(iter(loader))
+    assert loader.state_dict() == before
+
+
 def test_weights_change_after_the_batches_sent_ahead(device):
     parts = {name: RangeSource(60)[begin:] for name, begin in (("a", 0), ("b", 30), ("c", 50))}
     source, more = mix({"a": parts["a"], "b": parts["b"]}, {"a": 1, "b": 1}), mix(parts, {"a": 1, "b": 1, "c": 0})

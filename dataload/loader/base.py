@@ -77,6 +77,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         weakref.finalize(self, release)
         self._delivery: StepDelivery | Generator[StepResult] | None = None
         self._process = getpid()
+        self._waits = 0  # the process of a thread that waits for a batch, if one does
         self._cursor = Cursor(0, 0)
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was set
         self._now: EpochIteration | None = None  # the `for` in progress
@@ -137,6 +138,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     def _enter(self) -> EpochIteration | None:
         """Begin an iteration; None if there are no more epochs."""
         self._check_open()
+        self._check_idle()
         if self._process != getpid():  # a fork: the steps in flight are the parent's
             self._process = getpid()
             self._stop_delivery()
@@ -183,7 +185,11 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         step: StepResult | None = None
         self._recorder.begin_wait()
         try:
-            step = next(delivery, None)
+            self._waits = self._process
+            try:
+                step = next(delivery, None)
+            finally:
+                self._waits = 0
             if step is None:
                 return self._end_epoch(now)
             self._recorder.end_wait(step)
@@ -271,6 +277,14 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedSourceError("the loader is closed: build another one to iterate")
+
+    def _check_idle(self) -> None:
+        """Raise if a thread waits for a batch: this one, in a transform that changes the loader, or another one."""
+        if self._waits == getpid():
+            raise RuntimeError(
+                "this loader is waiting for a batch: load a state, change weights or begin another iteration between "
+                "two batches, in the thread that iterates"
+            )
 
     def _check_current(self, now: EpochIteration) -> None:
         if self._now is not now:

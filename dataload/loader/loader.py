@@ -381,6 +381,7 @@ class Loader(WeightChanges[BatchT]):
             StateMismatchError: The state is of other data, another order or another seed; or it was saved with
                 ``in_order=False`` and steps of another size.
         """
+        self._check_idle()
         self._ask_rank(later=True)
         saved = self._states.read(state, on_growth)
         planner = self._with_saved(saved)

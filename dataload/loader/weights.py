@@ -189,6 +189,7 @@ class WeightChanges(LoaderBase[BatchT]):
             90
         """
         self._check_open()
+        self._check_idle()
         self._ask_rank()
         cursor = self._cursor if self._now else self._start()
         planner, epoch = self._plans.of(cursor.epoch), cursor.epoch
@@ -215,6 +216,7 @@ class WeightChanges(LoaderBase[BatchT]):
             ConfigError: There is no such log, it is of a run with another order, or this order is not a mixture.
             StateMismatchError: It is not the log of the run that saved the state.
         """
+        self._check_idle()
         self._ask_rank(later=True)
         log, cursor = self._open_log(path), self._cursor if self._now else self._start()
         if log.is_new:

@@ -322,6 +322,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         Raises:
             StateMismatchError: The state is of other sequences, another order or other rows.
         """
+        self._check_idle()
         self._ask_rank(later=True)
         saved, count = self._saved(state)
         if count < len(self._sequences):

@@ -284,6 +284,7 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
             StateMismatchError: As for `Loader.load_state_dict`; the sampler gives another order; or a state with those
                 of data sets is of another rank or number of workers.
         """
+        self._check_idle()
         plain, parts, since = self._split(state)
         extra = plain.pop("sampler", None)
         if not isinstance(extra, Mapping) or type(cast("Mapping[str, Any]", extra).get("seed")) is not int:

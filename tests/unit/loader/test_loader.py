@@ -222,6 +222,35 @@ def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
             next(begun)
 
 
+@WORKERS
+def test_a_loader_that_waits_in_another_thread_is_not_changed(workers, tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def transform(sample):
+        begun.set()
+        go_on.wait()
+        return sample
+
+    source = dataload.mix([(RangeSource(6), 1), (RangeSource(12, start=6), 1)])
+    log = tmp_path / "changes.jsonl"
+    with Loader(source, batch_size=3, num_workers=workers, transform=transform, changes=log, epochs=1) as loader:
+        with ThreadPoolExecutor(1) as other:
+            rest = other.submit(list, loader)
+            begun.wait()
+            state, lines = loader.state_dict(), log.read_text()
+            for change in (
+                lambda: loader.change_weights([1, 9]),
+                lambda: loader.load_changes(log),
+                lambda: loader.load_state_dict(state),
+                lambda: next(iter(loader)),
+            ):
+                with pytest.raises(RuntimeError, match="is waiting for a batch: load a state, change weights or begin"):
+                    change()
+            go_on.set()
+        assert log.read_text() == lines
+        assert [len(batch["index"]) for batch in rest.result()] == [3, 3, 3, 3]
+
+
 def test_an_interrupt_while_a_batch_is_handed_over_leaves_the_state_before_it(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from datetime import UTC, date, datetime, timedelta
+from fractions import Fraction
 from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -269,15 +269,52 @@ def _in_arrow(operation: str, array: Any, other: Any, pa: Any, pc: Any) -> Any:
     return getattr(pc, _COMPARE[operation][1])(array, other)
 
 
+_TIMES = {"M": (np.datetime64, date), "m": (np.timedelta64, timedelta)}  # constants, by the kind of a column
+_ATTOSECONDS = {
+    **{unit: seconds * 10**18 for unit, seconds in (("W", 604_800), ("D", 86_400), ("h", 3600), ("m", 60), ("s", 1))},
+    **{unit: 1000**power for power, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms"))},
+}
+
+
 def _among_times(operation: str, array: Any, other: Any) -> Array | None:
-    """Return where a comparison of times with numpy's holds, (rows,) bool; None if they are not such."""
+    """Return where a comparison of times holds, (rows,) bool; None if they are not such."""
     times, constants = numbers_of(array.type), other if operation == "in" else [other]
-    if times is None or times.dtype.kind not in "mM" or times.shape or not constants:
+    kinds = () if times is None or times.shape else _TIMES.get(times.dtype.kind, ())
+    if not constants or not all(isinstance(each, kinds) for each in constants):
         return None
-    if not all(isinstance(each, np.generic) and each.dtype.kind == times.dtype.kind for each in constants):
-        return None
-    values = to_column(array, "")
-    return np.isin(values, np.array([*other])) if operation == "in" else _COMPARE[operation][0](values, other)
+    return _compare_times(operation, to_column(array, ""), other)
+
+
+def _compare_times(operation: str, values: Array, other: Any) -> Array:
+    """Return where a comparison of times holds, (rows,) bool, exactly: numpy's own overflows if units differ."""
+    numbers, unit = _ticks(values)
+    kind, given = numbers.dtype, list[Any]()
+    for each in other if operation == "in" else [other]:
+        if not isinstance(each, _TIMES[values.dtype.kind]):
+            raise TypeError(f"times are compared with {each!r}")
+        if isinstance(each, datetime) and each.tzinfo is not None:
+            each = each.astimezone(UTC).replace(tzinfo=None)
+        if np.isnat(one := np.array([each], f"{values.dtype.kind}8"))[0]:
+            given.append(math.nan)
+            continue
+        [number], own = _ticks(one)
+        given.append(Fraction(int(number) * own, unit))
+    known = ~np.isnat(values)
+    if operation == "in":
+        return known & np.isin(numbers, np.array(_exact_among(given, kind), kind))
+    found = _exactly(operation, given[0], kind)
+    holds = found if isinstance(found, bool) else _COMPARE[found[0]][0](numbers, found[1])
+    return np.where(known, holds, operation == "!=")
+
+
+def _ticks(times: Array) -> tuple[Array, int]:
+    """Return times as int64 numbers of a unit, and that in attoseconds."""
+    if times.dtype.kind == "M" and np.datetime_data(times.dtype)[0] in ("Y", "M"):
+        times = times.astype("M8[D]")
+    unit, count = np.datetime_data(times.dtype)
+    if unit not in _ATTOSECONDS:
+        raise TypeError(f"times in units of {unit!r} have no fixed length")
+    return times.astype(times.dtype.newbyteorder("=")).view(np.int64), count * _ATTOSECONDS[unit]
 
 
 def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
@@ -306,6 +343,8 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
             holds[valid] = values.astype(np.bool_)
         elif len(is_text) > 1:
             raise TypeError("text is compared with other values")
+        elif every.dtype.kind in _TIMES:
+            holds[valid] = _compare_times(operation, values, compared)
         elif leaf.operation == "in":
             holds[valid] = np.isin(values, np.array([*compared], kind)) if compared else False
         else:
@@ -346,46 +385,3 @@ def _bounded(leaf: Expression, bounds: Callable[[str], tuple[Any, Any] | None]) 
         return any(ends), not all(ends)
     except TypeError:
         return True, True
-
-
-def parse(text: str) -> Expression:
-    """Return the condition that a text of a config or command states, such as ``"label == 3 and name != 'b'"``."""
-    try:
-        found = _parsed(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        message = (
-            f"{text!r} is not a condition such as \"label == 3 and name in ['a', 'b']\": {getattr(error, 'msg', error)}"
-        )
-        raise ConfigError(message, key="filter", value=text) from error
-    if not isinstance(found, Expression):
-        raise ConfigError(f"{text!r} names no field", key="filter", value=text)
-    return found
-
-
-_SIGNS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)  # in the order of `_COMPARE`
-
-
-def _parsed(node: ast.expr) -> Any:
-    """Return an expression, or a constant."""
-    if isinstance(node, ast.Name):
-        return field(node.id)
-    if isinstance(node, ast.BoolOp):
-        return reduce(operator.and_ if isinstance(node.op, ast.And) else operator.or_, map(_parsed, node.values))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ~_parsed(node.operand)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
-        if node.func.id == "field":
-            return field(ast.literal_eval(node.args[0]))
-        if node.func.id == "is_null":
-            return _parsed(node.args[0]).is_null()
-    if isinstance(node, ast.Compare):
-        operands = [_parsed(each) for each in (node.left, *node.comparators)]
-        compared = zip(operands, node.ops, operands[1:], strict=False)
-        return reduce(operator.and_, (_compared(one, sign, other) for one, sign, other in compared))
-    return ast.literal_eval(node)
-
-
-def _compared(one: Any, sign: ast.cmpop, other: Any) -> Any:
-    if isinstance(sign, (ast.In, ast.NotIn)):
-        return one.isin(other) if isinstance(sign, ast.In) else ~one.isin(other)
-    return [*_COMPARE.values()][_SIGNS.index(type(sign))][0](one, other)

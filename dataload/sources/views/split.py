@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
@@ -17,7 +20,7 @@ from dataload._util.settings import Above, check_choice, check_setting, check_se
 from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError, closest
-from dataload.sources.expression import parse
+from dataload.sources.expression import Expression, field
 from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks, identity_of
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
@@ -214,6 +217,58 @@ def _hashes(values: list[Any], seed: int) -> Array:
     texts = (value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass") for value in values)
     digests = b"".join(hashlib.blake2b(text, digest_size=8, key=key).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def parse(text: str) -> Expression:
+    """Return the condition that a text of a config or command states, such as ``"label == 3 and name != 'b'"``."""
+    try:
+        found = _parsed(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+        message = (
+            f"{text!r} is not a condition such as \"label == 3 and name in ['a', 'b']\": {getattr(error, 'msg', error)}"
+        )
+        raise ConfigError(message, key="filter", value=text) from error
+    if not isinstance(found, Expression):
+        raise ConfigError(f"{text!r} names no field", key="filter", value=text)
+    return found
+
+
+_SIGNS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def _parsed(node: ast.expr) -> Any:
+    """Return an expression, or a constant."""
+    if isinstance(node, ast.Name):
+        return field(node.id)
+    if isinstance(node, ast.BoolOp):
+        return reduce(operator.and_ if isinstance(node.op, ast.And) else operator.or_, map(_parsed, node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ~_parsed(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+        if node.func.id == "field":
+            return field(ast.literal_eval(node.args[0]))
+        if node.func.id == "is_null":
+            return _parsed(node.args[0]).is_null()
+    if isinstance(node, ast.Compare):
+        operands = [_parsed(each) for each in (node.left, *node.comparators)]
+        compared = zip(operands, node.ops, operands[1:], strict=False)
+        return reduce(operator.and_, (_of_sign(one, sign, other) for one, sign, other in compared))
+    return ast.literal_eval(node)
+
+
+def _of_sign(one: Any, sign: ast.cmpop, other: Any) -> Any:
+    if isinstance(sign, (ast.In, ast.NotIn)):
+        return one.isin(other) if isinstance(sign, ast.In) else ~one.isin(other)
+    if type(sign) not in _SIGNS:
+        raise ValueError("values are compared by ==, !=, <, <=, > and >=, or in a list")
+    return _SIGNS[type(sign)](one, other)
 
 
 def select(source: Any, condition: Any, split: Mapping[str, Any]) -> tuple[Any, str]:

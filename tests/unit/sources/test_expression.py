@@ -3,6 +3,7 @@
 import itertools
 import json
 import operator as op
+from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import dataload
 from dataload import ConfigError, MemorySource, RangeSource, field
 from dataload.sources import ConcatSource
 from dataload.sources.arrow import parquet
-from dataload.sources.expression import parse
+from dataload.sources.views.split import parse
 
 ROWS = {
     "n": [3, 4, None, 3, 7, 1],
@@ -125,6 +126,31 @@ def test_numbers_are_compared_exactly(tmp_path):
         assert condition.matches(columns.__getitem__).tolist() == want, condition
         if case % 8 == 0:  # by the statistics of row groups
             assert source.filter(condition, num_workers=0).indices.tolist() == np.flatnonzero(want).tolist(), condition
+
+
+def test_times_are_compared_exactly(tmp_path):
+    kinds = {"t": pa.timestamp("ns"), "d": pa.date32(), "u": pa.duration("s")}
+    table = pa.table({name: pa.array([0, 1, -1, None], kind) for name, kind in kinds.items()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    months = MemorySource({"m": np.array(["1970-01", "1970-02", "1969-12", "NaT"], "M8[M]")})
+    sources = dataload.open(tmp_path / "a.parquet"), MemorySource(table)
+    for condition, want in (
+        (field("t") < np.datetime64("9999-12-31"), [0, 1, 2]),
+        (field("t") > np.datetime64("0001-01"), [0, 1, 2]),
+        (field("t") == datetime(1970, 1, 1), [0]),
+        (field("t") >= datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), [0, 1]),
+        (field("t").isin([date(1970, 1, 1), np.datetime64("NaT"), np.datetime64("9999-12-31")]), [0]),
+        (field("d") < datetime(1970, 1, 2), [0, 2]),
+        (field("d") != np.datetime64(1, "as"), [0, 1, 2]),
+        (field("u") <= timedelta(microseconds=1), [0, 2]),
+        (field("u") < np.timedelta64(2**62, "W"), [0, 1, 2]),
+        (field("m") < date(1970, 1, 2), [0, 2]),
+    ):
+        for source in [months] if condition.fields == ("m",) else sources:
+            assert source.filter(condition).indices.tolist() == want, (source, condition)
+    for name, other in (("t", 0), ("t", "1970-01-01"), ("t", np.timedelta64(1, "s")), ("u", np.timedelta64(1))):
+        with pytest.raises(ConfigError, match="does not fit the fields"):
+            sources[1].filter(field(name) == other)
 
 
 def test_what_no_value_equals(tmp_path):

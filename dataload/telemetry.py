@@ -87,7 +87,7 @@ _DEPTH = "batches that were ready, summed over the consumer's requests; divided 
 
 METRICS: tuple[Metric, ...] = (
     _metric("batches", "{batch}", "steps", "batches that the consumer received"),
-    _metric("rows", "{row}", "rows", "rows of the received batches"),
+    _metric("rows", "{row}", "rows", "rows of the received batches in the order, with those left out as bad"),
     _metric("batch.bytes", "By", "nbytes", "bytes of the arrays of the received batches"),
     _metric("wait.seconds", "s", "wait_seconds", "time that the consumer waited for batches"),
     _metric("consumer.seconds", "s", "consumer_seconds", "time that the consumer worked between batches"),

@@ -27,8 +27,8 @@ from dataload.errors import ConfigError, DataloadError
 from dataload.jobs.engine import select_part
 from dataload.loader.failures import BadRecord, read_excluded
 from dataload.sources.base import SelectionSource, Source
-from dataload.sources.discover import find_destination, find_shards
-from dataload.sources.registry import built_in_formats
+from dataload.sources.discover import find_shards
+from dataload.sources.registry import built_in_formats, find_destination
 from dataload.sources.shards import Location
 from dataload.sources.views.select import Chosen
 from dataload.sources.views.split import select

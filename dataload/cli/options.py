@@ -21,9 +21,9 @@ from dataload.errors import ConfigError, DataloadError, SourceError, closest
 from dataload.jobs.engine import Engine, LocalEngine
 from dataload.loader.loader import Loader
 from dataload.sources.base import Source
-from dataload.sources.discover import DataSetFiles, find_shards, split_format
+from dataload.sources.discover import DataSetFiles, find_shards
 from dataload.sources.format import Format
-from dataload.sources.registry import format_names, get_format
+from dataload.sources.registry import format_names, get_format, split_format
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.split import select
 from dataload.storage import Remote, is_url

@@ -36,8 +36,7 @@ import numpy as np
 from dataload._util.lazy import load_optional
 from dataload.config.problems import REFERENCE_PATTERN, config_error, find_problems, shorten
 from dataload.errors import ConfigError
-from dataload.sources.discover import split_prefix
-from dataload.sources.registry import get_format
+from dataload.sources.registry import get_format, split_prefix
 from dataload.storage import is_url
 from dataload.storage.errors import describe_missing
 from dataload.storage.local.files import read_text

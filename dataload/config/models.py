@@ -17,8 +17,7 @@ from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size, rows_per_rank
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
-from dataload.sources.discover import split_prefix
-from dataload.sources.registry import built_in_formats, format_names, get_format
+from dataload.sources.registry import built_in_formats, format_names, get_format, split_prefix
 from dataload.sources.views.concat import ConcatSource
 from dataload.sources.views.split import select
 from dataload.storage import RemoteOptions, is_url

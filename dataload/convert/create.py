@@ -30,9 +30,8 @@ from dataload.convert.measuring import fields_of, measure, narrow, without_cache
 from dataload.convert.plan import Shard, Target
 from dataload.convert.sharded import LOCK_SECONDS, Rule, ShardedWriter, suffix_of
 from dataload.errors import ConfigError
-from dataload.sources.discover import find_destination, split_format
 from dataload.sources.format import Format
-from dataload.sources.registry import built_in_formats, by_suffix
+from dataload.sources.registry import built_in_formats, by_suffix, find_destination, split_format
 from dataload.sources.views.sequences import lengths_of, save_lengths
 from dataload.sources.writer import Writer
 from dataload.storage import Remote, base_name, is_url, join, local_path, parent, storage_of

@@ -22,9 +22,9 @@ from dataload.catalog.manifest import Manifest, read_manifest, run_of_append
 from dataload.convert.measuring import fields_of, without_cache
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source
-from dataload.sources.discover import DataSetFiles, find_destination, find_shards, harmless_options, split_format
+from dataload.sources.discover import DataSetFiles, find_shards, harmless_options
 from dataload.sources.format import Format
-from dataload.sources.registry import get_format
+from dataload.sources.registry import find_destination, get_format, split_format
 from dataload.storage import Remote, Storage, base_name, is_url, join, parent, storage_of
 from dataload.storage.paths import is_web_url
 

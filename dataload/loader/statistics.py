@@ -50,7 +50,7 @@ class Statistics:
 
     Attributes:
         steps: Batches that the consumer received.
-        rows: Rows of these batches.
+        rows: Rows of these batches in the order, with those that `on_error` or `exclude` left out.
         nbytes: Bytes of their arrays.
         wait_seconds: Time that the consumer waited for them.
         first_wait_seconds: Time that it waited for the first batch, while workers start and files are opened.

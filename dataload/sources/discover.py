@@ -36,8 +36,8 @@ from dataload.sources.registry import (
     family_of,
     format_of_directory,
     format_of_files,
-    get_format,
     is_media_folder,
+    split_format,
     warn_of_splits,
 )
 from dataload.sources.shards import ListedShards
@@ -49,24 +49,6 @@ from dataload.storage.paths import as_path, is_web_url
 _SHOWN_PATTERNS, _SHOWN_NAMES, _MOST_TRIED = 10, 4, 100
 _DECODING = {"codec", "db_num"}  # options that select none of the records that a shard stores
 _PATTERN = re.compile(r"[*?[{]")
-
-
-def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
-    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart."""
-    if name is not None:
-        return get_format(name), paths
-    if not isinstance(paths, str):
-        return None, paths
-    prefix, rest = split_prefix(paths)
-    # A path that exists may have a colon too.
-    return (None, paths) if prefix is None or storage_of(paths).exists(paths) else (get_format(prefix), rest)
-
-
-def split_prefix(path: str) -> tuple[str | None, str]:
-    """Split ``"format:path"``; a path without a format, a URL and a path with a drive letter stay whole."""
-    prefix, colon, rest = path.partition(":")
-    is_name = colon and len(prefix) > 1 and prefix.isidentifier() and not rest.startswith("//")
-    return (prefix, rest) if is_name else (None, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +177,6 @@ def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote:
         message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
         raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
     return found
-
-
-def find_destination(path: Any, name: str | None = None) -> tuple[Format, str]:
-    """Return the format in which to write, `name` or by prefix or suffix, and the path without its name."""
-    entry, rest = split_format(path, name)
-    rest = local_path(as_path(rest))
-    if "*" in base_name(rest):
-        shards = f"name one file, or list the shards ({base_name(rest).replace('*', '{00..07}', 1)!r})"
-        raise ConfigError(f"{rest!r} is a pattern, which cannot be written to: {shards}", key="destination", value=rest)
-    entry = entry or by_suffix(rest)
-    if entry is not None and entry.writer is not None:
-        return entry, rest
-    writable = ", ".join(known.name for known in all_formats() if known.writer is not None)
-    if entry is None:
-        message = f"the suffix of {rest!r} does not name a format: pass format=, one of {writable}"
-        raise ConfigError(message, key="format", value=rest)
-    message = f"format {entry.name!r} is read-only; choose one that can be written: {writable}"
-    raise ConfigError(message, key="format", value=entry.name)
 
 
 def _as_list(paths: Any) -> list[str]:

@@ -18,7 +18,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from posixpath import splitext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataload._util.lazy import entry_points_of
 from dataload._util.settings import check_setting
@@ -38,7 +38,8 @@ from dataload.sources.text import TEXT, has_only_texts
 from dataload.sources.tfrecord import TFRECORD
 from dataload.sources.tokens import TOKENS
 from dataload.sources.video import VIDEO
-from dataload.storage import Remote, base_name, is_url, join, list_folder, storage_of
+from dataload.storage import Remote, base_name, is_url, join, list_folder, local_path, storage_of
+from dataload.storage.paths import as_path
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -161,6 +162,46 @@ def by_content(path: str, remote: Remote | None = None) -> Format | None:
         return get_format("text") if has_only_texts(path, remote) else None
     ways = ((entry, entry.is_data_set_without_shards) for entry in built_in_formats())
     return next((entry for entry, tells in ways if tells is not None and entry.load(tells)(path)), None)
+
+
+def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
+    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart."""
+    if name is not None:
+        return get_format(name), paths
+    if not isinstance(paths, str):
+        return None, paths
+    prefix, rest = split_prefix(paths)
+    # A path that exists may have a colon too.
+    return (None, paths) if prefix is None or storage_of(paths).exists(paths) else (get_format(prefix), rest)
+
+
+def split_prefix(path: str) -> tuple[str | None, str]:
+    """Split ``"format:path"``; a path without a format, a URL and a path with a drive letter stay whole."""
+    prefix, colon, rest = path.partition(":")
+    is_name = colon and len(prefix) > 1 and prefix.isidentifier() and not rest.startswith("//")
+    return (prefix, rest) if is_name else (None, path)
+
+
+def find_destination(path: Any, name: str | None = None) -> tuple[Format, str]:
+    """Return the format in which to write, `name` or by prefix or suffix, and the path without its name."""
+    entry, rest = split_format(path, name)
+    rest = local_path(as_path(rest))
+    if "*" in base_name(rest):
+        shards = f"name one file, or list the shards ({base_name(rest).replace('*', '{00..07}', 1)!r})"
+        raise ConfigError(f"{rest!r} is a pattern, which cannot be written to: {shards}", key="destination", value=rest)
+    entry = entry or by_suffix(rest)
+    if entry is not None and entry.writer is not None:
+        makes_folders = entry.directory_file is not None or entry.is_data_set_without_shards is not None
+        if rest.endswith("/") and not makes_folders and not rest.rstrip("/").lower().endswith(entry.suffixes):
+            message = f"{rest!r} is a directory: name the file in it, such as {rest + 'data' + entry.suffixes[0]!r}"
+            raise ConfigError(message, key="destination", value=rest)
+        return entry, rest
+    writable = ", ".join(known.name for known in all_formats() if known.writer is not None)
+    if entry is None:
+        message = f"the suffix of {rest!r} does not name a format: pass format=, one of {writable}"
+        raise ConfigError(message, key="format", value=rest)
+    message = f"format {entry.name!r} is read-only; choose one that can be written: {writable}"
+    raise ConfigError(message, key="format", value=entry.name)
 
 
 def family_of(entry: Format) -> str:

@@ -11,8 +11,8 @@ import dataload
 from dataload.convert import convert
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.package import build_padding
-from dataload.sources.discover import find_destination
 from dataload.sources.options import build_recorded, parse_recorded
+from dataload.sources.registry import find_destination
 
 RECORDS = [{"features": np.full(3, i, np.float32), "label": i} for i in range(5)]
 IMAGE = {"image.png": b"no image", "label": 3, "caption.txt": "cat"}

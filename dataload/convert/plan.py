@@ -210,8 +210,7 @@ def summarize_paths(paths: Sequence[str]) -> str:
         head, tail = first[: number.start()], first[number.end() :]
         end = last[len(head) : len(last) - len(tail)]
         pattern = f"{head}{{{number.group()}..{end}}}{tail}"
-        # Compared first, because names with times are billions of names apart.
-        fits = end.isdecimal() and abs(int(end) - int(number.group())) == len(paths) - 1
+        fits = end.isdecimal() and abs(int(end) - int(number.group())) == len(paths) - 1  # times are far apart
         if fits and expand_braces(pattern) == list(paths):
             return pattern
     return f"{first} ... {last} ({len(paths)} files)"

@@ -154,11 +154,7 @@ class Mixture:
         passes = lengths if limits is None else np.minimum(lengths, limits)
         for schedule in schedules:
             used = np.any([rule.row > 0 for rule in schedule.rules], axis=0)
-            if not lengths[used].all():
-                empty = int(np.argmax(used & (lengths == 0)))
-                key = f"samplers[{empty}]"
-                named = key if self.names is None else f"{key}, {self.names[empty]!r},"
-                raise ConfigError(f"{named} is empty: set its weight to 0", key=key, value=0)
+            self._check_filled(used)
             # Components that are no longer used before their end would never come to it.
             lasting = used & ((schedule.rules[-1].row > 0) | (schedule.before[-1] >= passes))
 
@@ -193,6 +189,14 @@ class Mixture:
                 value=self.stop,
             )
         return length
+
+    def _check_filled(self, used: BoolArray) -> None:
+        """Raise ConfigError if a component that is used, (components,), has no records."""
+        empty = used & (self._orders.lengths == 0)
+        if empty.any():
+            key = f"samplers[{np.argmax(empty)}]"
+            named = key if self.names is None else f"{key}, {self.names[np.argmax(empty)]!r},"
+            raise ConfigError(f"{named} is empty: set its weight to 0", key=key, value=0)
 
     def __len__(self) -> int:
         return self._length
@@ -229,6 +233,7 @@ class Mixture:
         check_count("position", position, least=0, below=self.length_in(check_count("epoch", epoch, least=0)))
         if row.ndim != 1:
             raise setting_error("weights", weights, "must be one weight for each component")
+        self._check_filled(row > 0)
         earlier = [each for each in self.changes if (each.epoch, each.position) <= (epoch, position)]
         schedule, held = self.with_changes(earlier)._plan(epoch)
         number, drawn = earlier[-1].number + 1 if earlier else 1, schedule.draws(position)

@@ -145,6 +145,9 @@ MIXTURES = [
     ]
 ]
 
+WITHOUT_END = Mixture((FIVE, Sequential(0)), (1, 0), "never")
+MIXTURES.append((partial(WITHOUT_END.changed, 3, (1, 1)), "samplers[1] is empty: set its weight to 0"))
+
 SUBSETS = [
     (partial(Subset, FIVE, selection), f"selection must be a slice or integers in [-5, 5): {message}")
     for selection, message in [

@@ -13,7 +13,7 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty, stack_alike, to_array
 from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
-from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, require_text, unequal
+from dataload.collate.columns import Ragged, as_list, describe_field, join, like, map_columns, require_text, unequal
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
 
@@ -217,7 +217,7 @@ class Collate:
             require_text(samples, name)
             return samples
         if isinstance(first, (bytes, bytearray, memoryview)):
-            return _as_list(samples, name)
+            return as_list(samples, name)
         if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
             return _ragged(samples, name, levels)
         if policy != "stack":
@@ -257,8 +257,6 @@ class Collate:
 
 
 default_collate: Collate = Collate()
-
-_NOT_LISTED = (str, bool, int, float, tuple, Mapping)  # a column of these is checked, or is no list
 
 
 def _adds_lengths(policy: Policy | None) -> bool:
@@ -320,7 +318,7 @@ def _stack(values: list[Any], name: str) -> Any:
             raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
         return _integers(values, name) if kinds == {int} else np.array(values)
     if not hasattr(values[0], "__array__"):
-        return _as_list(values, name)
+        return as_list(values, name)
     stacked = stack_alike(values)
     if stacked is not None:
         return stacked
@@ -330,16 +328,6 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
-
-
-def _as_list(values: list[Any], name: str) -> list[Any]:
-    """Return bytes, or objects of any class, unchanged; a ConfigError if one of them would be refused as the first."""
-    kinds = {*map(type, values)}
-    if len(kinds) > 1 and not kinds <= {str, type(None)}:
-        for row, value in enumerate(values):
-            if isinstance(value, _NOT_LISTED) or hasattr(value, "__array__"):
-                raise unequal(name, 0, type(values[0]).__name__, row, type(value).__name__)
-    return values
 
 
 def _integers(values: list[int], name: str) -> Array:

@@ -167,6 +167,19 @@ def require_text(values: list[Any], name: str) -> None:
         raise unequal(name, 0, "str", row, type(values[row]).__name__)
 
 
+_NOT_LISTED = (str, bool, int, float, tuple, Mapping)  # a column of these is checked, or is no list
+
+
+def as_list(values: list[Any], name: str) -> list[Any]:
+    """Return bytes, or objects of any class, unchanged; a ConfigError if one of them would be refused as the first."""
+    kinds = {*map(type, values)}
+    if len(kinds) > 1 and not kinds <= {str, type(None)}:
+        for row, value in enumerate(values):
+            if isinstance(value, _NOT_LISTED) or hasattr(value, "__array__"):
+                raise unequal(name, 0, type(values[0]).__name__, row, type(value).__name__)
+    return values
+
+
 def describe_field(name: str) -> str:
     """Return a field's name for messages."""
     return f"field {name!r}" if name else "the samples"

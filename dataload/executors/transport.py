@@ -246,6 +246,9 @@ Read: TypeAlias = Callable[[Int64Array, BytesArray], None]
 """Writes what belongs to indices, (rows,) int64, to the rows of an array."""
 
 
+_LONGEST_FOLDER = 80  # bytes; of the path of a socket, the system takes about 104
+
+
 class RowServer:
     """Answers `RowClient`s of worker processes from threads of this process, until it is closed or dropped.
 
@@ -254,7 +257,8 @@ class RowServer:
     """
 
     def __init__(self, read: "weakref.WeakMethod[Read]", shape: tuple[int, ...]) -> None:
-        folder = tempfile.mkdtemp(prefix="dataload-")
+        is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
+        folder = tempfile.mkdtemp(prefix="dataload-", dir="/tmp" if is_long else None)
         self.address: str = os.path.join(folder, "rows")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.address)

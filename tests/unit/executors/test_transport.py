@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from weakref import WeakMethod
@@ -187,6 +188,17 @@ def read(client, indices):
     out = np.zeros((len(indices), 2, 3), np.uint8)
     assert client.read(np.array(indices, np.int64), out) is bool(out.any())
     return out[:, 0, 0].tolist() if (out == out[:, :1, :1] + np.arange(6).reshape(2, 3)).all() else None
+
+
+def test_rows_are_served_where_the_path_of_the_temporary_folder_is_long(tmp_path, monkeypatch):
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    rows = Rows()
+    server = RowServer(WeakMethod(rows.read), (2, 3))
+    client = RowClient(server.address)
+    assert read(client, [5]) == [5]
+    client.close()
+    server.close()
 
 
 def test_rows_are_served_until_the_server_or_its_reader_ends():

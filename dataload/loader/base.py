@@ -101,7 +101,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
             epochs=self._epochs,
             step=self.step,
             steps=self._now.steps if self._now else self._steps(self._start()),
-            rows_per_second=self.statistics().rows_per_second,
+            rows_per_second=LoaderBase.statistics(self).rows_per_second,  # without what only mixtures count
         )
 
     def statistics(self) -> Statistics:

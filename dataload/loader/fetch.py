@@ -147,13 +147,13 @@ class BatchLoader:
 
 
 def _can_be_cut(columns: Any, rows: int) -> bool:
-    if isinstance(columns, (np.ndarray, list, BytesColumn)):
-        return True
+    if isinstance(columns, (list, BytesColumn)):
+        return len(cast("Sequence[Any]", columns)) == rows
     if isinstance(columns, dict):
         return all(_can_be_cut(column, rows) for column in cast("dict[str, Any]", columns).values())
     if isinstance(columns, tuple) and not isinstance(columns, Ragged):
         return all(_can_be_cut(column, rows) for column in cast("tuple[Any, ...]", columns))
-    return tuple(getattr(columns, "shape", ()))[:1] == (rows,)  # a tensor, for example
+    return tuple(getattr(columns, "shape", ()))[:1] == (rows,)  # an array or a tensor, for example
 
 
 def _cut(columns: Any, start: int, stop: int) -> Any:

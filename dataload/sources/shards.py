@@ -303,11 +303,9 @@ class OpenShards(Generic[T_co]):
     def columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         """Return columns of records in the requested order."""
         pieces = self.read(indices, lambda reader, local: reader.read_batch(local, fields))
-        first = next(pieces)
-        if first[0] is None:
-            return first[1]
         try:
-            return scatter_columns(chain((first,), pieces), len(indices))
+            first = next(pieces)
+            return first[1] if first[0] is None else scatter_columns(chain((first,), pieces), len(indices))
         except ConfigError:  # numbers of JSON, say, are all integers in one shard, and floats in another
             return default_collate(self.records(indices, fields))
 

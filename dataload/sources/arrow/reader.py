@@ -166,7 +166,7 @@ class _ArrowFile(TableReader):
     def _raw(self, group: int, name: str) -> Any:
         if self.gatherer is None or name in self._bases:
             return super()._raw(group, name)
-        rows, number = np.arange(self.group_lengths[group]), self._numbers[name]
+        rows, number = np.arange(self._length(group)), self._numbers[name]
         empty = None if self._empty is None else self._empty.column(number)
         claims = Claims(rows, self._limit, self._path)
         return self.gatherer.take(number, np.full_like(rows, group), rows, claims, empty)

@@ -160,9 +160,12 @@ class TableReader(ShardReader[Record]):
         """Number of records in each row group or batch."""
         return np.diff(self._ends, prepend=0).tolist()
 
+    def _length(self, group: int) -> int:
+        return int(self._ends[group] - (self._ends[group - 1] if group else 0))
+
     def matches(self, group: int, condition: Expression) -> Array:
         """Return where the records of a group fulfil a condition, (records,) bool; nulls are null here."""
-        length = self.group_lengths[group]  # an empty file may lack the columns
+        length = self._length(group)  # an empty file may lack the columns
         if not (length and condition.may_match(partial(self._bounds, group))):
             return np.zeros(length, np.bool_)
         require_known(condition.fields, self._numbers | self._bases, self._path)
@@ -285,7 +288,7 @@ class TableReader(ShardReader[Record]):
 
     def _load(self, decode: Callable[[str], Any], block: int, name: Any, cache: DecodedCache) -> tuple[Column, int]:
         """Return a column of a block, or rows of several columns, and its bytes."""
-        count = int(self._ends[block] - (self._ends[block - 1] if block else 0))
+        count = self._length(block)
         if name in self._bases:
             column = Column.of_numbers(self._get(decode, block, self._bases[name], cache).nulls, 1)
             return column, column.nbytes

@@ -102,6 +102,9 @@ def test_shards_that_differ(tmp_path):
         len(TarSource([one, two], fields=["jpg"]))
     with pytest.raises(ConfigError, match=r"2.tar: sample 0 \('b'\) has no field 'jpg'"):
         source.read_batch([1], ["jpg"])
+    three = pack(tmp_path / "3.tar", {"c.txt": b"3", "d.jpg": b"4"})
+    with pytest.raises(ConfigError, match="rows 0 and 2 have different fields"):  # of the batch, not of an archive
+        TarSource([two, three]).read_batch([0, 1, 2])
 
 
 @pytest.mark.filterwarnings("ignore:.* several files for the field 'jpg'")

@@ -219,6 +219,9 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
     }
     assert np.isnan(batch["f"]).tolist() == [False, True, True]
     assert batch["t"] == ["a", "", "c"]
+    for name, chosen in (("n", [1]), ("d", [1, 2])):
+        for condition in (dataload.field(f"{name}_is_null"), dataload.field(name).is_null()):
+            assert source.filter(condition).indices.tolist() == chosen
     empty = source[1]
     assert (empty["l"], empty["d"]) == ([], {"x": 0, "y": None})
     empty["l"].append(1)

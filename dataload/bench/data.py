@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,7 @@ from dataload.api import open_source
 from dataload.bench.runner import FileFacts, Measurement
 from dataload.bench.task import Order, Reading, Task
 from dataload.convert import convert
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.loader.loader import Loader
 from dataload.loader.order import Shuffle
 from dataload.loader.step import nbytes
@@ -48,6 +48,8 @@ class Data:
     usual: tuple[str, ...] = ()  # compared with your own, unless others are named
     raw: RandomAccessSource[Any] | None = None  # without decoding, for formats that keep files
     own: "Written | None" = None
+    unread: int = 0  # records left out because they cannot be read
+    kept: tuple[int, ...] | None = None  # the other ones, if any is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,10 @@ def own_data(
     """Return the user's own data, to be compared as they are and in other formats."""
     if not len(source):
         raise ConfigError(f"{path} has no records to measure", key="path", value=path)
-    first = source[0]
+    sample = read_some(source, range(0, len(source), max(1, len(source) // _SAMPLE)))
+    if not sample:
+        raise ConfigError(f"{path} has no records that can be read: see `dataload verify`", key="path", value=path)
+    first = sample[0]
     if not isinstance(first, Mapping):
         raise ConfigError(
             f"the records of {path} are {type(first).__name__} without fields, which other formats cannot store: "
@@ -80,11 +85,12 @@ def own_data(
             key="codec",
         )
     fields = tuple(name for name in first if name != "__key__")
-    sample = [source[i] for i in range(0, len(source), max(1, len(source) // _SAMPLE))]
     if records is None:
         mean = max(1, sum(map(nbytes, sample)) // len(sample))
         records = min(max(_FEWEST, _MEASURED_BYTES // mean), _MOST)
     count = min(records, len(source))
+    kept = readable(source, count)
+    chosen = slice(count) if len(kept) == count else kept
     shapes = {name: {np.shape(record.get(name)) for record in sample} for name in fields}
     own = None
     if format_name is not None and options is not None:
@@ -94,14 +100,38 @@ def own_data(
     return Data(
         path,
         digest(source.fingerprint(), count, raw is not None),
-        source[:count],
+        source[chosen],
         fields,
         writable_formats(),
         varying=tuple(name for name, found in shapes.items() if len(found) > 1),
         usual=tuple(name for name in _USUAL if name != format_name),
-        raw=None if raw is None else raw[:count],
+        raw=None if raw is None else raw[chosen],
         own=own,
+        unread=count - len(kept),
+        kept=None if len(kept) == count else tuple(kept),
     )
+
+
+def read_some(source: Source[Any], indices: Iterable[int]) -> list[Any]:
+    """Return the records that can be read."""
+    found: list[Any] = []
+    for index in indices:
+        with suppress(CorruptFileError):
+            found.append(source[index])
+    return found
+
+
+def readable(source: Source[Any], count: int) -> list[int]:
+    """Return the indices below `count` of records that can be read, in order."""
+    kept: list[int] = []
+    for start in range(0, count, BATCH_SIZE):
+        block = range(start, min(start + BATCH_SIZE, count))
+        try:
+            source.read(block)
+            kept += block
+        except CorruptFileError:
+            kept += [index for index in block if read_some(source, [index])]
+    return kept
 
 
 def writable_formats() -> tuple[str, ...]:
@@ -197,7 +227,7 @@ def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -
                 "open": one.options,
                 "executor": choices.executor,
                 "varying": data.varying,
-                "records": one.facts.records if one is data.own else None,
+                "records": (data.kept or one.facts.records) if one is data.own else None,
             },
         )
         for one in written.values()
@@ -244,7 +274,7 @@ def loader(task: Task, transform: Callable[..., Any] | None = None) -> Reading:
     held = ExitStack()
     source = held.enter_context(open_data(task))
     if (records := task.options.get("records")) is not None:
-        source = source[:records]
+        source = source[:records] if isinstance(records, int) else source[list(records)]
     executor = task.options.get("executor", "threads")
     made: Loader[Any] = Loader(
         source,

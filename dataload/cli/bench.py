@@ -69,6 +69,8 @@ def bench_command(
             path, format=format, fields=field, codec=codec, decode=decode, options=option
         )
         data = _own_data(wanted, opened, records, codec, option, decode)
+        if data.unread:
+            print_warning(f"{data.unread:,} of the records cannot be read, and are left out: see `dataload verify`")
         if wanted.is_function:  # nothing would tell that it returns other data
             directory.mkdir(parents=True, exist_ok=True)
             directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))

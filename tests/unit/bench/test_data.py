@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from written import written
 
 import dataload
 from benchmarks.workloads import made_data
 from dataload.api import open_source
-from dataload.bench.data import advice, own_data, write
+from dataload.bench.data import Choices, advice, loader, own_data, plan_loaders, write
 from dataload.bench.runner import FileFacts
 from dataload.errors import ConfigError
 
@@ -105,6 +106,22 @@ def test_data_of_the_users_own_in_another_format(tmp_path, own):
         assert [int(record["y"]) for record in source] == list(range(6))
         assert [record["x"].tolist() for record in source] == [[i] * 4 for i in range(6)]
         assert source[0]["png"] == b"file"  # which is not decoded in the user's data
+
+
+def test_records_that_cannot_be_read_are_left_out(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.png").write_bytes(b"no image")
+    with open_source(tmp_path, format="folder", pattern="{key}.png") as source:
+        with pytest.raises(ConfigError, match="has no records that can be read: see `dataload verify`"):
+            own_data(str(tmp_path), source, None)
+        Image.new("L", (4, 4)).save(tmp_path / "b.png")
+    with open_source(tmp_path, format="folder", pattern="{key}.png") as source:
+        data = own_data(str(tmp_path), source, None, format_name="folder", options={"pattern": "{key}.png"})
+        assert (data.unread, data.kept, [record["__key__"] for record in data.records]) == (2, (1,), ["b"])
+    (task,) = plan_loaders(data, {"own": data.own}, Choices(orders=("sequential",), workers=(0,), batch_size=4))
+    reading = loader(task)
+    assert [len(batch["image"]) for batch in reading.batches(0)] == [1]
+    reading.held.close()
 
 
 def test_own_data_are_known_by_their_content(tmp_path, own):

@@ -251,6 +251,11 @@ def test_who_resumes_in_a_store_keeps_segments_and_the_other_stops(folder):
     second.note(FACTS[3])
     second.close()
     assert [name for name, _ in folder.log().load(JOB).shards] == ["a-0", "a-1", "ü"]
+    third, late = folder.log(), folder.log()
+    known = late.load(JOB).shards
+    third.begin(JOB, folder.log().load(JOB).shards, anew=False)
+    with pytest.raises(SourceError, match="has taken over"):
+        late.begin(JOB, known, anew=False)  # of two that resume at the same time, one goes on
     third = folder.log()
     third.begin(JOB, {}, anew=True)
     assert folder.log().load(JOB) == Logged({}), "what is begun anew counts nothing"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload._util.caches import pickling_for_worker
+from dataload.collate import default_collate
 from dataload.convert.indexing import index_shards
 from dataload.errors import ChangedFileError, CorruptFileError, DataloadError, SourceNotFoundError
 from dataload.sources.directory import ShardDirectory
@@ -23,6 +24,7 @@ from dataload.sources.file_source import FileSource
 from dataload.storage.core import PLACE_BITS, can_map
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps, most_maps
+from dataload.testing.compare import difference
 from dataload.types import StepsAhead, TextColumn
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -287,16 +289,20 @@ def test_an_overwritten_shard_is_found_at_the_next_read_or_a_second_later(tmp_pa
 
 
 @pytest.mark.parametrize("refused", ["all", "second"])
-def test_files_that_the_system_refuses_to_map_are_read_without_maps(tmp_path, monkeypatch, refused):
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_that_the_system_refuses_to_map_are_read_without_maps(written, monkeypatch, name, refused):
     def refuse(*_, **__):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
+    paths, records = written(name)
     if refused == "all":
         monkeypatch.setattr("mmap.mmap", refuse)
     else:  # the map that all shards share
         monkeypatch.setattr("dataload.storage.local.record_files.MappedFile.map_for", refuse)
-    with dataload.open(write(tmp_path, "syrah")) as source:
-        assert source.read_batch([31, 0, 8], ["n"])["n"].tolist() == [31, 0, 8]
+    with dataload.open(paths, **FORMATS[name][2]) as source:
+        wanted = [records[index] for index in (31, 1, 7)]
+        assert all(map(same, source.read([31, 1, 7]), wanted))
+        assert difference(source.read_batch([31, 1, 7]), default_collate(wanted), "the batch") is None
 
 
 def test_a_shard_that_shrinks_is_an_error(tmp_path):

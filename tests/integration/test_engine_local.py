@@ -124,7 +124,7 @@ def test_an_interrupted_run_without_an_engine_is_not_continued_with_one(expected
 
 
 def test_ctrl_c_deletes_what_is_half_written_and_can_be_resumed(expected, source, tmp_path):
-    slow = Eventful(tmp_path / "log", "pause", at=33)
+    slow = Eventful(tmp_path / "log", "hang", at=33)
 
     def interrupt(done, _):
         if done >= 24 and slow.events():

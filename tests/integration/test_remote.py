@@ -226,12 +226,14 @@ def test_web_servers(shards, tmp_path):
             dataload.open(f"{server.endpoint}/*.syr")
         with pytest.raises(SourceNotFoundError, match=r"there is no http://.*none.syr"):
             dataload.open(f"{server.endpoint}/none.syr")
-    written(tmp_path / "a" / "d.syr", records(), shards=2)
+    for name in ("syr", "lmdb", "torchrecord"):
+        written(tmp_path / name / f"d.{name}", records(), shards=2)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "dataload.json").write_text("<html>")
     with FileServer(tmp_path) as server:
-        for url in (f"{server.endpoint}/a", f"{server.endpoint}/a/"):
-            with dataload.open(url) as source, dataload.open(str(tmp_path / "a")) as local:
+        for name in ("syr", "syr/", "lmdb", "torchrecord"):
+            url, remote = f"{server.endpoint}/{name}", {"cache": str(tmp_path / "cache")}
+            with dataload.open(url, remote=remote) as source, dataload.open(str(tmp_path / name)) as local:
                 assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
         with pytest.raises(SourceNotFoundError, match=r"there is no http://.*page"):
             dataload.open(f"{server.endpoint}/page")

@@ -141,7 +141,10 @@ class FileInfo:
 
 def data_file(path: str, remote: Remote | None = None) -> str:
     """Return the data file of an LMDB environment, which is a directory or that file."""
-    return join(path, DATA_FILE) if storage_of(path, remote).is_directory(path) else path
+    storage, inside = storage_of(path, remote), join(path, DATA_FILE)
+    # A web server does not tell directories.
+    is_environment = storage.is_directory(path) or (not storage.exists(path) and storage.exists(inside))
+    return inside if is_environment else path
 
 
 def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -> RecordFile:

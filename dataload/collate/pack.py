@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from dataload._util.arrays import to_array
+from dataload._util.indexing import distinct
 from dataload._util.settings import Least, check_settings, setting_error
 from dataload.collate.collate import IGNORED, PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
 from dataload.errors import ConfigError
@@ -188,7 +189,7 @@ class Pack:
         if self.varlen:
             begins = rows * shape[1] + starts
             ends = np.arange(shape[0] + 1) * shape[1]
-            bounds = np.unique(np.concatenate([begins, begins + sizes, ends]))
+            bounds = distinct(np.concatenate([begins, begins + sizes, ends]))
             last = segments.max(axis=1, initial=0, keepdims=True)
             added["cu_seqlens"] = bounds.astype(np.int32)
             added["max_seqlen"] = int(np.diff(bounds).max(initial=0))

@@ -15,6 +15,7 @@ import numpy as np
 
 from dataload._util.clock import DecodeClock
 from dataload._util.failures import BUG, RAISE, Owner, owner_of
+from dataload._util.indexing import distinct
 from dataload.errors import ConfigError, WorkerError, message_of, printable, text_of, traceback_of
 from dataload.executors.base import WorkerStatus, worker_name
 from dataload.sources.shards import locate
@@ -159,13 +160,17 @@ def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
         found = _read_report(os.fspath(cast("Any", exclude)), source, length)
     else:
         found = _as_indices(exclude, length)
-    indices = np.unique(np.array(found, np.int64))
+    indices = distinct(np.array(found, np.int64))
     if length and len(indices) == length:
         raise ConfigError(f"exclude names all {length} records of the source: none is left", key="exclude")
     return indices if len(indices) else None
 
 
-def _as_indices(exclude: Any, length: int) -> list[Any]:
+def _as_indices(exclude: Any, length: int) -> Sequence[Any] | Int64Array:
+    if isinstance(exclude, np.ndarray) and exclude.ndim == 1 and exclude.dtype.kind in "iu":  # it may have millions
+        array = cast("Int64Array", exclude)
+        if ((array >= 0) & (array < length)).all():
+            return array
     listed = isinstance(exclude, Iterable) and not isinstance(exclude, (bytes, bytearray))
     items: list[Any] = list(cast("Iterable[Any]", exclude)) if listed else [exclude]
     wrong = [item for item in items if not listed or not _is_index(item, length)]

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dataload._util.indexing import distinct
 from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import check_count
 from dataload.errors import ConfigError
@@ -138,7 +139,7 @@ class ShardLayout:
 def shards_per_batch(sample: OrderSample, shards: ShardLayout) -> Int64Array:
     """Return the number of distinct shards in each batch, (batches,) int64."""
     shard = np.searchsorted(shards.ends, sample.indices, side="right")
-    occurring = np.unique(sample.batches * len(shards) + shard) // len(shards)
+    occurring = distinct(sample.batches * len(shards) + shard) // len(shards)
     return np.bincount(occurring, minlength=len(sample.steps))
 
 

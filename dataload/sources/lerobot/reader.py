@@ -16,6 +16,7 @@ import numpy as np
 
 from dataload._util.arrays import split_records
 from dataload._util.fingerprint import digest
+from dataload._util.indexing import distinct
 from dataload._util.settings import check_fields
 from dataload.catalog.facts import require_known
 from dataload.errors import ConfigError, CorruptFileError, SourceError, UnsupportedFormatError
@@ -264,7 +265,7 @@ class LeRobotSource(ViewSource[Record]):
         name, video = next(iter(self._videos.items()))
         group = np.searchsorted(np.cumsum(video.groups), self._frames_of(name)[self._rows], side="right")
         ends = np.cumsum(self.sequence_lengths)
-        cuts = np.union1d(np.flatnonzero(np.diff(group)) + 1, ends)
+        cuts = distinct(np.concatenate([np.flatnonzero(np.diff(group)) + 1, ends]))
         return tuple(np.diff(cuts, prepend=0).tolist())
 
     @property

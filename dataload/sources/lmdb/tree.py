@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from dataload._util.indexing import distinct
 from dataload.errors import ChangedFileError, CorruptFileError, DataloadError, SourceError
 from dataload.sources.lmdb.file import (
     BRANCH,
@@ -67,7 +68,7 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
         branches = seen
         pages = np.concatenate([out[0] for out, _ in _parse(file, info, pages, BRANCH, info.pages)])
         seen = np.concatenate([seen, pages])
-        if len(np.unique(seen)) < len(seen):
+        if len(distinct(seen)) < len(seen):
             raise CorruptFileError(f"a page occurs twice in the tree of {tree.label}", path=info.path)
     blocks = [
         (*out[:3], out[3] & 0xFFFF, out[3] >> 16, counts)

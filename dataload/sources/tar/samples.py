@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import Memo
+from dataload._util.indexing import distinct
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, for_extension, known_extension
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
@@ -262,7 +263,7 @@ class SampleTable:
         if self.ends is not None:
             samples = np.repeat(samples, np.diff(self.ends.astype(np.int64), prepend=0))
             names = samples * len(lower) + names
-        if len(np.unique(names)) < len(names):
+        if len(distinct(names)) < len(names):
             return "a sample has two files of one name"
         if self.keys is None:
             return None
@@ -271,7 +272,7 @@ class SampleTable:
         for code, name in enumerate(self.extensions):
             alike = np.flatnonzero(lengths == len(name.encode("utf-8", "surrogateescape")))
             if self.ends is not None:
-                alike = np.intersect1d(alike, samples[self.codes == code])
+                alike = np.intersect1d(alike, samples[self.codes == code], assume_unique=True)
             if name in self.keys.names(alike):
                 return f"the file {name!r} has no extension"
         if b"__" in self.keys.text and any(_MARKED.match(key) for key in self.keys.names(np.arange(len(self)))):

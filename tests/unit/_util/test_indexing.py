@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.indexing import as_indices, check_index, expand_braces, missing_parts
+from dataload._util.indexing import as_indices, check_index, distinct, expand_braces, missing_parts
 
 
 class Index:
@@ -29,6 +29,11 @@ def test_check_index_is_what_a_list_says():
             check_index(index, 10)
     with pytest.raises(TypeError, match=r"^an index must be an integer, got True$"):
         check_index(True, 10)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9)))
+def test_distinct_numbers_are_those_of_a_set(numbers):
+    assert distinct(np.array(numbers, np.int64)).tolist() == sorted({*numbers})
 
 
 MAKERS = {

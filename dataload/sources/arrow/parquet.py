@@ -15,7 +15,7 @@ from dataload._util.caches import DecodedCache
 from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
-from dataload.errors import CorruptFileError
+from dataload.errors import CorruptFileError, DataloadError
 from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.columns import classes_in
 from dataload.sources.arrow.ipc import Read
@@ -308,6 +308,8 @@ class _ParquetFile(TableReader):
             if self._chunks is None:
                 self._chunks = read_chunks(file.read, file.size)
             claims = [claim_of(file.read, self._chunks[group][number], leaf) for number, leaf in chosen]
+        except DataloadError:  # of storage
+            raise
         except _DAMAGED as error:
             raise ValueError(f"the headers of the pages are damaged: {error}") from error
         total, prefixed = sum(claim.bytes for claim in claims), sum(claim.prefixed for claim in claims)

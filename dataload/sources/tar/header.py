@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.errors import CorruptFileError, StoreError, UnsupportedFormatError
 from dataload.sources.tar import OnDamage
 
 BLOCK = 512
@@ -194,7 +194,7 @@ def scan(read: Callable[[int, int], bytes], size: int, path: str, *, on_damage: 
             members += 1
             yield member
     except CorruptFileError as error:
-        if on_damage == "error" or not members:
+        if on_damage == "error" or not members or isinstance(error, StoreError):  # such as a file that has changed
             raise
         warnings.warn(f"{error}; reading ends here, after {members} members (on_damage='stop')", stacklevel=2)
         return

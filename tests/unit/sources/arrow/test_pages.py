@@ -11,7 +11,7 @@ import pytest
 
 import dataload
 from dataload._util.caches import pickling_for_worker
-from dataload.errors import CorruptFileError
+from dataload.errors import CorruptFileError, WorkerError
 from dataload.sources.arrow.parquet import claim_of, read_chunks
 from dataload.sources.arrow.table import TableReader
 
@@ -92,6 +92,17 @@ def test_columns_that_claim_the_same_bytes():
     cut = len(data) // 4
     with pytest.raises(ValueError, match=r"the columns claim more bytes than the file has"):
         read_chunks(lambda at, size: data[at + cut : at + cut + size], len(data) - cut)
+
+
+def test_an_object_that_is_replaced_is_no_records_fault(object_server):
+    bucket = object_server.bucket()
+    object_server.put(bucket, "a.parquet", written(row_group_size=1000))
+    options = {"storage_options": object_server.storage_options(), "remote": {"mode": "ranges"}}
+    with dataload.open(f"{object_server.url(bucket)}/a.parquet", fields=["number"], **options) as source:
+        assert source.read_batch([5])["number"] == [5]
+        object_server.put(bucket, "a.parquet", written(TABLE.slice(1), row_group_size=1000))
+        with pytest.raises(WorkerError, match=r"a\.parquet: the file has been rewritten since it was opened"):
+            list(dataload.Loader(source, batch_size=100, epochs=1, on_error="skip", max_bad=1.0))
 
 
 def test_groups_are_decoded_one_at_a_time(tmp_path, monkeypatch):

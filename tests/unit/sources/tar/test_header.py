@@ -3,7 +3,7 @@ import tarfile
 
 import pytest
 
-from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.errors import ChangedFileError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.tar.header import BLOCK, END, build_header, is_plainly, is_tar, padded, parse_header, scan
 
 
@@ -230,3 +230,15 @@ def test_damage_is_an_error_with_its_place(data, message):
 def test_what_is_not_supported(data, message):
     with pytest.raises(UnsupportedFormatError, match=message):
         members(data)
+
+
+def test_a_file_that_has_changed_does_not_end_its_archive():
+    data = archive(("a", bytes(1 << 20)), ("b", b"x"))
+
+    def read(offset, length):
+        if offset > BLOCK:
+            raise ChangedFileError("the file has been rewritten")
+        return data[offset : offset + length]
+
+    with pytest.raises(ChangedFileError):
+        list(scan(read, len(data), "x.tar", on_damage="stop"))

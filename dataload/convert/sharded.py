@@ -7,7 +7,6 @@ import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, cast
 
 from dataload._util.system import usable_cpus
@@ -200,8 +199,7 @@ class ShardedWriter(ClosedOrAborted):
 
     def _enter(self, paths: Sequence[str], described: Sequence[ShardFacts]) -> None:
         remote = self._target.remote
-        ends = accumulate(self._lengths)
-        plan = [Shard(path, end - n, end) for path, end, n in zip(paths, ends, self._lengths, strict=True)]
+        plan = [Shard(path, 0, count) for path, count in zip(paths, self._lengths, strict=True)]
         finished = {
             shard.name: as_published(found, shard.path, remote) for shard, found in zip(plan, described, strict=True)
         }

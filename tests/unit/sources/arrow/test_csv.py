@@ -52,6 +52,7 @@ def test_a_table_without_names_warns(tmp_path, names):
     path = write(tmp_path / "a.csv", f"{names}\n{names}\n")
     with pytest.warns(UserWarning, match=rf"a\.csv has numbers as column names: write names above '{names}'"):
         assert len(dataload.open(path)) == 1
+    assert list(dataload.open(write(tmp_path / "b.csv", "0,1,2\n5,6,7\n")).fields) == ["0", "1", "2"]  # as of pandas
 
 
 @pytest.mark.parametrize(

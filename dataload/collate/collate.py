@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from dataload._util.arrays import pooled_empty, stack_alike, to_array
-from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
+from dataload._util.settings import Least, as_tuple, check_count, check_setting, check_settings, setting_error
 from dataload.collate.columns import Ragged, as_list, describe_field, join, like, map_columns, require_text, unequal
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, Int64Array
@@ -186,6 +186,7 @@ class Collate:
     pad_value: PadValue | None = None
 
     def __post_init__(self) -> None:
+        check_setting("policies", self.policies, Mapping[str, Any])
         checked: dict[str, Policy] = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
         object.__setattr__(self, "policies", checked)
         check_pad_value(self.pad_value, [name for name, policy in checked.items() if _adds_lengths(policy)])

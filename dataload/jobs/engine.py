@@ -116,7 +116,7 @@ class Engine(Protocol):
 def engine_of(engine: Engine | Literal["local"] | None) -> Engine | None:
     if engine == "local":
         return LocalEngine()
-    if isinstance(engine, str):
+    if engine is not None and not callable(getattr(engine, "run", None)):
         message = f"engine={engine!r}: pass 'local' or an engine, such as dataload.ray.RayEngine()"
         raise ConfigError(message, key="engine", value=engine)
     return engine

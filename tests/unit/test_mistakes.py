@@ -231,6 +231,12 @@ dataload.DataLoader
     AttributeError: no attribute 'DataLoader': it is dataload.Loader; dataload.torch.DataLoader takes torch's arguments
 dataload.convert(SOURCE, "train.tar")
     TypeError: dataload.convert is a package: write dataload.convert.convert(source, path)
+convert(SOURCE, "out.tar", engine=4)
+    ConfigError: engine=4: pass 'local' or an engine, such as
+dataload.windows(SOURCE, [8], offsets=["x"])
+    ConfigError: offsets must be a mapping or None, got ['x']
+dataload.Collate("pad")
+    ConfigError: policies must be a mapping, got 'pad'
 dataload.load_dataset
     AttributeError: no attribute 'load_dataset': it is dataload.open(path)
 """

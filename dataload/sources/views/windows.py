@@ -82,6 +82,7 @@ def windows(
         if length is not None or fps is None:
             raise ConfigError("seconds= goes with fps=, and takes the place of length", key="seconds", value=seconds)
         length = max(1, round(check_setting("seconds", seconds, Seconds) * check_setting("fps", fps, _Rate)))
+    check_setting("offsets", offsets, Mapping[str, Any] | None)
     return WindowSource(as_source(source), sequence_lengths, length, stride, ends, offsets or {}, fps)
 
 

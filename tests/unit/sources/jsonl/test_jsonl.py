@@ -160,7 +160,9 @@ def test_what_is_written_is_json(tmp_path, name):
         writer.extend(records)
     want = [{"n": i, "x": list(range(i)), "t": "é", "f": 0.5, "d": {"a": [i]}} for i in range(3)]
     with pa.input_stream(str(tmp_path / name), compression="detect") as stream:
-        assert [json.loads(line) for line in stream.read().splitlines()] == want
+        lines = stream.read().splitlines()
+    assert [*map(json.loads, lines)] == want
+    assert all("é".encode() in line for line in lines), "escaped, it takes more bytes"
     assert list(dataload.open(tmp_path / name)) == want
     if name.endswith(".gz"):
         assert (tmp_path / name).read_bytes()[3:8] == bytes(5), "no name and no time"

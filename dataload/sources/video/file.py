@@ -18,10 +18,11 @@ from dataload.sources.video import VideoOptions
 from dataload.sources.video.decoder import AudioDecoder, AudioTable, Decoder, build_audio_table
 from dataload.sources.video.isolated import Children, IsolatedAudioDecoder, IsolatedDecoder
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage import storage_of
+from dataload.storage import is_url, storage_of
 from dataload.storage.backend import LeasedFile
 from dataload.storage.errors import rewritten_error
 from dataload.storage.kept import CachedTable
+from dataload.storage.local.files import check_not_overwritten, versions_of
 from dataload.types import FieldSpec, Int64Array, Record
 
 FRAME, TIME, VIDEO, LABEL, KEY, AUDIO = "frame", "time", "video", "label", "__key__", "audio"
@@ -50,6 +51,7 @@ class VideoFile(ShardReader[Record]):
         self._name, self._classes = name.rpartition(".")[0], classes
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
+        self._version = None if is_url(path) else versions_of((path,))
         self._building, self._sound = Lock(), cast("AudioTable | None", None)
 
         def unpack(found: CachedTable) -> VideoTable | None:
@@ -112,6 +114,11 @@ class VideoFile(ShardReader[Record]):
 
     def identity(self) -> Any:
         return self._name if self._classes else None
+
+    def check_not_overwritten(self) -> None:
+        """Raise ChangedFileError if the file is local and was written to since it was opened."""
+        if self._version is not None:
+            check_not_overwritten((self.path,), self._version)
 
     def decoder(self) -> Decoder | IsolatedDecoder:
         """Open a decoder of the file, which must be unchanged."""

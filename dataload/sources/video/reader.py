@@ -1,6 +1,7 @@
 """The source of video files: a record for each frame."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -186,7 +187,7 @@ class VideoSource(FileSource[Record]):
             video, start = self._video(shard), int(opened.ends[shard - 1]) if shard else 0
             self._check_sound([first, video])
             time = Fraction(int(video.table.times[(indices[row] - start) * self.options.step])) * video.table.time_base
-            with decoding(), sounds.at(video, 0) as decoder:
+            with decoding(), self._not_overwritten(indices[row : row + 1]), sounds.at(video, 0) as decoder:
                 out[row] = decoder.read(round(time * rate), out.shape[2], rate)
         return out
 
@@ -219,11 +220,21 @@ class VideoSource(FileSource[Record]):
                 batch[name] = values if name == KEY else np.array(values)
         return batch
 
+    @contextmanager
+    def _not_overwritten(self, indices: Int64Array) -> Generator[None]:
+        """Raise an error after reading if a local file was written to since it was opened, in place of any other."""
+        try:
+            yield
+        finally:
+            for shard in np.unique(np.searchsorted(self._data_set().ends, indices, side="right")).tolist():
+                self._video(shard).check_not_overwritten()
+
     def _read_frames(self, indices: Int64Array, out: BytesArray) -> None:
         """Write frames to the rows of `out`; those that the parent of a worker process decodes come from there."""
         client = self._client.get(partial(RowClient, self._address)) if self._address else None
         if client is None or not client.read(indices, out):
-            self._frames.get(self._decoded_frames).read(indices, out)
+            with self._not_overwritten(indices):
+                self._frames.get(self._decoded_frames).read(indices, out)
 
     def _serve_frames(self) -> RowServer:
         return RowServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)

@@ -483,6 +483,21 @@ def test_a_file_that_changes(tmp_path):
         again[3]
 
 
+@pytest.mark.parametrize("decode_in", ["thread", "process"])
+@pytest.mark.parametrize("other", ["video", "zeros"])
+def test_a_file_that_is_overwritten_is_no_records_fault(tmp_path, decode_in, other):
+    raw = {"codec": "rawvideo", "b_frames": 0, "gop": 1, "images": np.zeros((40, 32, 48, 3), np.uint8)}
+    path = write_video(tmp_path / "a.mkv", 40, **raw)
+    new = write_video(tmp_path / "b.mkv", 40, **{**raw, "images": raw["images"] + 9}).read_bytes()
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    with dataload.open(path, decode_in=decode_in, frame_bytes=20_000) as source:
+        assert len(source.read_batch([0])["frame"]) == 1
+        with path.open("r+b") as file:
+            file.write(new if other == "video" else bytes(len(new)))
+        with pytest.raises(dataload.WorkerError, match="the file was overwritten while it was in use"):
+            list(dataload.Loader(source, batch_size=4, epochs=1, on_error="skip", max_bad=1.0))
+
+
 def test_tables_are_kept(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", 20)
     os.utime(path, (1_700_000_000, 1_700_000_000))

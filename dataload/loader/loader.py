@@ -94,8 +94,8 @@ class Loader(WeightChanges[BatchT]):
             only, and if it was saved while earlier batches were missing, to steps of this size.
         changes: A JSONL log of changes of weights (see `change_weights`), which rank 0 appends to; see `load_changes`.
         epochs: Number of epochs. Nothing is read ahead after the last one, and another ``for`` yields nothing.
-        timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute. With a timeout,
-            the consumer's thread never makes batches itself, because no other thread would watch it.
+        timeout: Seconds to wait for a worker's batch before raising an error; None only warns, after a minute. With a
+            timeout, workers make all batches, because nothing would watch the consumer's thread.
 
     Args: Records that fail
         on_error: What to do with a record that cannot be read or transformed: ``"raise"``; ``"skip"`` drops its row;

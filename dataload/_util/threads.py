@@ -83,8 +83,12 @@ class DaemonThreads(Executor):
                 if len(self._threads) < self._count:
                     name = f"{self._name}-{len(self._threads)}"
                     thread = threading.Thread(target=_work, args=(self._calls, self._idle), name=name, daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
+                    try:
+                        thread.start()
+                        self._threads.append(thread)
+                    except RuntimeError:  # the machine starts no more threads: those that run have to do
+                        if not self._threads:
+                            raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after the queued calls, or only after the running ones."""

@@ -32,6 +32,22 @@ def test_without_progress_it_ends_at_the_deadline(clock):
     assert not waits.Wait(0, pause=clock).goes_on("a change")
 
 
+def test_threads_that_the_machine_does_not_start_are_not_waited_for(monkeypatch):
+    starts, start = [False, True, False], threading.Thread.start
+
+    def limited(thread):
+        if starts and not starts.pop(0):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"), waits.DaemonThreads(2) as pool:
+        pool.submit(int)
+    with waits.DaemonThreads(2) as pool:
+        assert list(pool.map(time.sleep, [0.01, 0.01])) == [None, None]
+    assert starts == []
+
+
 def test_progress_puts_the_deadline_off_up_to_a_limit(clock):
     wait = waits.Wait(2.0, 10.0, pause=clock)
     while wait.goes_on(int(clock.now[0])):

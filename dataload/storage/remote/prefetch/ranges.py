@@ -15,7 +15,7 @@ import numpy as np
 
 from dataload._util.clock import current_reader
 from dataload._util.threads import LONGEST_SLEEP
-from dataload.errors import DataloadError, StoreError
+from dataload.errors import DataloadError, MachineError, StoreError
 from dataload.storage.record_file import Runs, merge_ranges
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.requests import GAP, Chunk, cut
@@ -51,13 +51,16 @@ class DownloadThreads(ABC, Generic[T]):
     def _start(self, name: str, *others: tuple[str, Callable[[], None], int]) -> None:
         """Start the threads that fetch chunks, and others: (name, target, number). Names are for people."""
         kinds = [*others, (name, self._fetch_chunks, self._remote.options.connections)]
-        self._threads += [
-            threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
-            for kind, target, count in kinds
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        named = [(f"dataload-ahead-{kind}-{n}", target) for kind, target, count in kinds for n in range(count)]
+        for title, target in named:
+            thread = threading.Thread(target=target, name=title, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()  # or readers would wait for what no thread fetches
+                message = "the machine starts no more threads for downloads: lower remote.connections or num_workers"
+                raise MachineError(message) from error
+            self._threads.append(thread)
 
     def close(self) -> None:
         """Stop fetching. May be called twice, and in a forked child."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataload._util.clock import DecodeClock
-from dataload.errors import StoreError
+from dataload.errors import MachineError, StoreError
 from dataload.storage import Remote
 from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
@@ -117,6 +117,22 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
     assert downloads.nbytes == 10 + 7 + (100 + GAP) + 4 * PART
     assert downloads.wasted_bytes == 100 + GAP - (50 + 50 + 100)
     assert "ahead" not in remote.ranges
+
+
+def test_a_machine_that_starts_no_more_threads_leaves_no_reader_waiting(stored, monkeypatch):
+    url, version, remote = stored
+    start = threading.Thread.start
+
+    def limited(thread):
+        if thread.name == "dataload-ahead-range-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with DecodeClock(1):
+        with pytest.raises(MachineError, match="starts no more threads for downloads: lower remote"):
+            RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
+        assert RemoteFile(url, version, remote).read(5, 10) == CONTENT[5:15].tobytes()
 
 
 def test_what_was_not_requested_is_fetched_by_the_reader(stored):

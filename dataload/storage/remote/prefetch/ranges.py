@@ -279,8 +279,8 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
 
     def _merge(self, url: str, ranges: list[tuple[Int64Array, Int64Array]], last: int) -> _Fetched:
         offsets, lengths = (np.concatenate(columns) for columns in zip(*ranges, strict=True))
-        # Readers report ranges outside the file.
-        useful = (offsets >= 0) & (lengths > 0) & (lengths <= self._versions[url].size - offsets)
+        # Readers report ranges outside the file, and merge those of 0 bytes with others.
+        useful = (offsets >= 0) & (lengths >= 0) & (lengths <= self._versions[url].size - offsets)
         none = np.empty(0, np.int64)
         runs = merge_ranges(offsets[useful], lengths[useful], GAP) if useful.any() else Runs(none, none, none)
         fetched = _Fetched(url, runs, self._part_bytes, last)

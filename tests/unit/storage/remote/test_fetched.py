@@ -108,14 +108,15 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
         assert read(prefetcher, url, (5, 10), (far, 7)) == []
         assert read(prefetcher, url, (100, 50), (150 + GAP, 50)) == []
         prefetcher.received()
-        assert read(prefetcher, url, (far, 4 * PART), (120, 100)) == []
+        # Readers merge a range of 0 bytes with others, too.
+        assert read(prefetcher, url, (far, 4 * PART), (120, 100), (90, 130), (90, 0)) == []
         assert read(prefetcher, url, (3, 5), (200 + GAP, 1), (far + 4 * PART, 1), (100, 1)) == [0, 1, 2]
         for _ in range(3):
             prefetcher.received()
     downloads = remote.traffic.total()
     assert downloads.requests == 2 + 1 + 4
-    assert downloads.nbytes == 10 + 7 + (100 + GAP) + 4 * PART
-    assert downloads.wasted_bytes == 100 + GAP - (50 + 50 + 100)
+    assert downloads.nbytes == 10 + 7 + (110 + GAP) + 4 * PART
+    assert downloads.wasted_bytes == 110 + GAP - (50 + 50 + 100)
     assert "ahead" not in remote.ranges
 
 

@@ -283,7 +283,10 @@ def _accept(listener: socket.socket, read: "weakref.WeakMethod[Read]", shape: tu
     with suppress(OSError):  # it was closed
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_serve, args=(connection, read, shape), daemon=True).start()
+            try:
+                threading.Thread(target=_serve, args=(connection, read, shape), daemon=True).start()
+            except RuntimeError:  # the machine starts no more threads, so this client reads by itself
+                connection.close()
 
 
 def _serve(connection: socket.socket, read: "weakref.WeakMethod[Read]", shape: tuple[int, ...]) -> None:

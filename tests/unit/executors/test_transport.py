@@ -190,14 +190,25 @@ def read(client, indices):
     return out[:, 0, 0].tolist() if (out == out[:, :1, :1] + np.arange(6).reshape(2, 3)).all() else None
 
 
-def test_rows_are_served_where_the_path_of_the_temporary_folder_is_long(tmp_path, monkeypatch):
+def test_rows_are_served_where_paths_are_long_and_as_far_as_there_are_threads(tmp_path, monkeypatch):
     (folder := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     rows = Rows()
     server = RowServer(WeakMethod(rows.read), (2, 3))
     client = RowClient(server.address)
     assert read(client, [5]) == [5]
-    client.close()
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        late = RowClient(server.address)
+        assert read(late, [5]) is None, "no thread serves it"
+    again = RowClient(server.address)
+    assert read(again, [6]) == [6]
+    for each in (client, late, again):
+        each.close()
     server.close()
 
 

@@ -138,6 +138,8 @@ class Slot:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
+        self._end = weakref.finalize(self, os.close, self.descriptor)  # also if whoever makes it fails
+        self._end.atexit = False
         self._view: BytesArray = np.empty(0, np.uint8)
 
     @property
@@ -179,9 +181,8 @@ class Slot:
 
     def close(self) -> None:
         """Close the descriptor. The mapping lives until nothing refers to it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor: int = -1
+        self._end()
+        self.descriptor: int = -1
         self._view = np.empty(0, np.uint8)
 
 

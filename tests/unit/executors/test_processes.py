@@ -432,11 +432,19 @@ def test_a_limit_of_threads_is_told_as_one_of_processes(monkeypatch):
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_a_start_that_fails_leaves_nothing(monkeypatch, start_method):
+@pytest.mark.parametrize("what", ["start", "socketpair"])
+def test_a_start_that_fails_leaves_nothing(monkeypatch, start_method, what):
     context = get_context(start_method)
-    monkeypatch.setattr(context.Process, "start", failing(OSError(errno.ENOMEM, "no memory")))
+    open_before = os.listdir("/proc/self/fd")
+
+    def refuse(*_):  # another error each time, because its traceback refers to the handle
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(context.Process if what == "start" else handle.socket, what, refuse)
     with pytest.raises(OSError, match="no memory"):
         WorkerHandle(0, context, works.echo, start_method, TimeoutPolicy())
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == open_before
 
 
 def test_a_process_that_may_have_none_says_so(monkeypatch):

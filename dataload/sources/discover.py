@@ -203,6 +203,8 @@ def _expand(
             if entry is None and is_media_folder(path, holder, options, known, remote):
                 return [path], None
             if holder is None and (entry is None or entry.suffixes):  # without them, the source decides what it is
+                if not manifests and (kept := _of_other_suffixes(path, entry, remote, known)) is not None:
+                    return kept
                 files = _shards_of_directory(path, entry, remote, known)
                 warn_of_splits(path, files if manifests else ())
                 return files, None
@@ -254,10 +256,7 @@ def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> Da
 def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetFacts | None:
     """Return the only data set that the manifest of a directory lists, of a format if one is given, or None."""
     manifest = read_manifest(directory, remote)
-    several = [*manifest.data_sets] if manifest is not None else []
-    if entry is not None:
-        own = {each.name for each in built_in_formats() if family_of(each) == family_of(entry)} | {entry.name}
-        several = [listed for listed in several if listed.format in own]
+    several = _data_sets(manifest, entry)
     if manifest is None or not several:
         return None
     if len(several) > 1:
@@ -273,6 +272,15 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
             if shard.evidence.etag is not None:
                 remote.expect(join(directory, shard.name), shard.bytes, shard.evidence.etag)
     return listed
+
+
+def _data_sets(manifest: Manifest | None, entry: Format | None) -> list[DataSetFacts]:
+    """Return what a manifest lists, of a format if one is given."""
+    several = [*manifest.data_sets] if manifest is not None else []
+    if entry is None:
+        return several
+    own = {each.name for each in built_in_formats() if family_of(each) == family_of(entry)} | {entry.name}
+    return [listed for listed in several if listed.format in own]
 
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
@@ -329,6 +337,20 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
+
+
+def _of_other_suffixes(
+    directory: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]
+) -> tuple[list[str], DataSetFacts] | None:
+    """Return the shards that exist of the only data set that a manifest lists, where suffixes tell no shards."""
+    names = storage_of(directory, remote).list(directory)
+    several = [] if _shards_among(names, entry, known) else _data_sets(read_manifest(directory, remote), entry)
+    present = {*names}
+    own = [name for name in several[0].names if name in present] if len(several) == 1 else []
+    if not own:
+        return None
+    check_complete(directory, own, remote)
+    return [join(directory, name) for name in own], several[0]
 
 
 def check_complete(directory: str, names: Sequence[str], remote: Remote | None) -> None:

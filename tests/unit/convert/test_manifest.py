@@ -432,6 +432,16 @@ def test_a_run_with_other_options_that_fails_keeps_what_is_noted(tmp_path):
     assert index_shards(str(tmp_path)).resumed >= 1
 
 
+def test_the_manifest_tells_shards_of_other_suffixes(tmp_path):
+    (tmp_path / "a.dat").write_text('{"x": 1}\n')
+    shutil.copy(tmp_path / "a.dat", tmp_path / "b.dat")
+    index_shards(str(tmp_path / "*.dat"), format="jsonl")
+    (tmp_path / "b.dat").unlink()
+    assert [(each.names, each.format) for each in index_shards(str(tmp_path)).data_sets] == [(("a.dat",), "jsonl")]
+    with pytest.raises(SourceNotFoundError, match="no files with a suffix of format 'csv'"):
+        index_shards(str(tmp_path), format="csv")
+
+
 def test_what_cannot_be_indexed(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

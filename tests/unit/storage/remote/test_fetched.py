@@ -108,7 +108,6 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
         assert read(prefetcher, url, (5, 10), (far, 7)) == []
         assert read(prefetcher, url, (100, 50), (150 + GAP, 50)) == []
         prefetcher.received()
-        # Readers merge a range of 0 bytes with others, too.
         assert read(prefetcher, url, (far, 4 * PART), (120, 100), (90, 130), (90, 0)) == []
         assert read(prefetcher, url, (3, 5), (200 + GAP, 1), (far + 4 * PART, 1), (100, 1)) == [0, 1, 2]
         for _ in range(3):

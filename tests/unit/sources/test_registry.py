@@ -11,15 +11,7 @@ import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
 from dataload.sources.discover import check_complete, find_shards, harmless_options
 from dataload.sources.format import HEAD_BYTES, Format
-from dataload.sources.registry import (
-    built_in_formats,
-    by_suffix,
-    by_suffixes,
-    detect,
-    find_destination,
-    format_of_files,
-    get_format,
-)
+from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, format_of_files, get_format
 from dataload.storage import Remote, storage_of
 
 TESTS = Path(__file__).parents[2]
@@ -78,11 +70,11 @@ X = Format(name="x", source="x:X")
     ("call", "error", "message"),
     [
         (lambda: get_format("syra"), ConfigError, r"there is no format 'syra': did you mean 'syrah'\?"),
-        (lambda: find_destination("range:x"), ConfigError, "'range' is read-only; choose one .*: syrah, torchrecord,"),
+        (lambda: dataload.create("range:x"), ConfigError, "'range' is read-only; choose one .*: syrah, torchrecord,"),
         (lambda: get_format("range").create("x"), ConfigError, r"format 'range' is read-only"),
         (lambda: find_shards("range:3"), ConfigError, "format 'range' has no files, which are needed here"),
-        (lambda: find_destination("a/out/", "tar"), ConfigError, "'a/out/' is a directory: .*, such as 'a/out/data.t"),
-        (lambda: find_destination("a/tt-*.tar"), ConfigError, r"is a pattern.*: name one file, or .*\('tt-\{00..07\}"),
+        (lambda: dataload.create("a/out/", format="tar"), ConfigError, "a directory: .*, such as 'a/out/data.tar'"),
+        (lambda: dataload.create("a/tt-*.tar"), ConfigError, r"is a pattern.*: name one file, or .*\('tt-\{00..07\}"),
         (lambda: dataload.create("a.syr"), MissingDependencyError, r"^format 'syrah' needs .*'dataload\[syrah\]' \(or"),
         (lambda: dataload.open(__file__, format="countdown", stop=2), ConfigError, r"format 'countdown' has no option"),
         (lambda: get_format("absent"), MissingDependencyError, ABSENT),

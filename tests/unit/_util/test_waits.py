@@ -4,6 +4,7 @@ import _thread
 import threading
 import time
 from contextlib import nullcontext
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -33,19 +34,14 @@ def test_without_progress_it_ends_at_the_deadline(clock):
 
 
 def test_threads_that_the_machine_does_not_start_are_not_waited_for(monkeypatch):
-    starts, start = [False, True, False], threading.Thread.start
-
-    def limited(thread):
-        if starts and not starts.pop(0):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    refused = RuntimeError("can't start new thread")
+    start = Mock(side_effect=[refused, DEFAULT, refused], wraps=threading.Thread.start)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: start(thread))
     with pytest.raises(RuntimeError, match="can't start new thread"), waits.DaemonThreads(2) as pool:
         pool.submit(int)
     with waits.DaemonThreads(2) as pool:
         assert list(pool.map(time.sleep, [0.01, 0.01])) == [None, None]
-    assert starts == []
+    assert start.call_count == 3
 
 
 def test_progress_puts_the_deadline_off_up_to_a_limit(clock):

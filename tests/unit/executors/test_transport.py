@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 from weakref import WeakMethod
 
 import numpy as np
@@ -190,29 +191,9 @@ def read(client, indices):
     return out[:, 0, 0].tolist() if (out == out[:, :1, :1] + np.arange(6).reshape(2, 3)).all() else None
 
 
-def test_rows_are_served_where_paths_are_long_and_as_far_as_there_are_threads(tmp_path, monkeypatch):
+def test_rows_are_served_until_the_server_or_its_reader_ends(tmp_path, monkeypatch):
     (folder := tmp_path / ("x" * 100)).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    rows = Rows()
-    server = RowServer(WeakMethod(rows.read), (2, 3))
-    client = RowClient(server.address)
-    assert read(client, [5]) == [5]
-
-    def fail(_):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        late = RowClient(server.address)
-        assert read(late, [5]) is None, "no thread serves it"
-    again = RowClient(server.address)
-    assert read(again, [6]) == [6]
-    for each in (client, late, again):
-        each.close()
-    server.close()
-
-
-def test_rows_are_served_until_the_server_or_its_reader_ends():
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))  # whose path is too long for a socket
     rows, before = Rows(), {*threading.enumerate()}
     server = RowServer(WeakMethod(rows.read), (2, 3))
     first, second = RowClient(server.address), RowClient(server.address)
@@ -224,6 +205,11 @@ def test_rows_are_served_until_the_server_or_its_reader_ends():
     assert read(first, [4]) is None, "the caller has to make them"
     rows.fail = False
     assert read(second, [8]) == [8], "the server has accepted both"
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        late = RowClient(server.address)
+        assert read(late, [4]) is None, "no thread serves it"
+        late.close()
     server.close()
     assert not Path(server.address).parent.exists()
     late = RowClient(server.address)

@@ -136,9 +136,7 @@ def test_steps_read_together_take_one_read_and_do_not_share_rows():
 @pytest.mark.parametrize(
     ("make", "reads"),
     [
-        (lambda x, _: {"a": {"b": (x, [*x])}, "c": x}, RECORDS),
-        (lambda x, torch: (x, {"a": torch.from_numpy(x)}), RECORDS),
-        (lambda x, torch: torch.from_numpy(x), RECORDS),
+        (lambda x, torch: ({"a": {"b": (x, [*x])}}, torch.from_numpy(x)), RECORDS),
         # The first two steps are read once in vain.
         (lambda x, _: {"a": Ragged(x, np.arange(len(x) + 1))}, 2 + RECORDS),
         (lambda x, _: {"a": {"x": x, "same": ["for", "each", "batch"]}}, 2 + RECORDS),

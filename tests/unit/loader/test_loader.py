@@ -222,35 +222,6 @@ def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
             next(begun)
 
 
-@WORKERS
-def test_a_loader_that_waits_in_another_thread_is_not_changed(workers, tmp_path):
-    begun, go_on = threading.Event(), threading.Event()
-
-    def transform(sample):
-        begun.set()
-        go_on.wait()
-        return sample
-
-    source = dataload.mix([(RangeSource(6), 1), (RangeSource(12, start=6), 1)])
-    log = tmp_path / "changes.jsonl"
-    with Loader(source, batch_size=3, num_workers=workers, transform=transform, changes=log, epochs=1) as loader:
-        with ThreadPoolExecutor(1) as other:
-            rest = other.submit(list, loader)
-            begun.wait()
-            state, lines = loader.state_dict(), log.read_text()
-            for change in (
-                lambda: loader.change_weights([1, 9]),
-                lambda: loader.load_changes(log),
-                lambda: loader.load_state_dict(state),
-                lambda: next(iter(loader)),
-            ):
-                with pytest.raises(RuntimeError, match="is waiting for a batch: load a state, change weights or begin"):
-                    change()
-            go_on.set()
-        assert log.read_text() == lines
-        assert [len(batch["index"]) for batch in rest.result()] == [3, 3, 3, 3]
-
-
 def test_an_interrupt_while_a_batch_is_handed_over_leaves_the_state_before_it(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -298,16 +269,28 @@ def test_a_closed_loader_says_so(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_another_thread_closes_a_loader_that_waits(workers):
+def test_another_thread_closes_a_loader_that_waits_but_does_not_change_it(workers, tmp_path):
     begun, go_on = threading.Event(), threading.Event()
 
     def transform(sample):
         return begun.set() or (go_on.wait(10) and sample)
 
-    loader = Loader(RangeSource(10), batch_size=2, num_workers=workers, transform=transform)
+    source, log = dataload.mix([(RangeSource(10), 1)]), tmp_path / "changes.jsonl"
+    loader = Loader(source, batch_size=2, num_workers=workers, transform=transform, changes=log)
+    state, begin = loader.state_dict(), iter(loader)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(list, loader)
         begun.wait(10)
+        lines, change = (
+            log.read_text(),
+            "is waiting for a batch: load a state, change weights or begin another iteration",
+        )
+        for call, given in ((loader.change_weights, [1]), (loader.load_changes, log), (loader.load_state_dict, state)):
+            with pytest.raises(RuntimeError, match=change):
+                call(given)
+        with pytest.raises(RuntimeError, match=change):
+            next(begin)
+        assert log.read_text() == lines
         threading.Timer(0.1, go_on.set).start()
         loader.close()
         with pytest.raises((ClosedSourceError, RuntimeError), match=r"the loader (is|was) closed"):

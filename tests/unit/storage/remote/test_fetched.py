@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from contextlib import ExitStack, closing, nullcontext
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -121,17 +122,12 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
 
 def test_a_machine_that_starts_no_more_threads_leaves_no_reader_waiting(stored, monkeypatch):
     url, version, remote = stored
-    start = threading.Thread.start
-
-    def limited(thread):
-        if thread.name == "dataload-ahead-range-1":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    start = Mock(side_effect=[DEFAULT, DEFAULT, RuntimeError], wraps=threading.Thread.start)
     with DecodeClock(1):
-        with pytest.raises(MachineError, match="starts no more threads for downloads: lower remote"):
-            RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda thread: start(thread))
+            with pytest.raises(MachineError, match="starts no more threads for downloads: lower remote"):
+                RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
         assert RemoteFile(url, version, remote).read(5, 10) == CONTENT[5:15].tobytes()
 
 

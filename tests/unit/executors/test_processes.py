@@ -436,13 +436,11 @@ def test_a_limit_of_threads_is_told_as_one_of_processes(monkeypatch):
 def test_a_start_that_fails_leaves_nothing(monkeypatch, start_method, what):
     context = get_context(start_method)
     open_before = os.listdir("/proc/self/fd")
-
-    def refuse(*_):  # another error each time, because its traceback refers to the handle
-        raise OSError(errno.ENOMEM, "no memory")
-
-    monkeypatch.setattr(context.Process if what == "start" else handle.socket, what, refuse)
-    with pytest.raises(OSError, match="no memory"):
-        WorkerHandle(0, context, works.echo, start_method, TimeoutPolicy())
+    with monkeypatch.context() as patch:  # which ends with the error, whose traceback refers to the handle
+        where = context.Process if what == "start" else handle.socket
+        patch.setattr(where, what, failing(OSError(errno.ENOMEM, "no memory")))
+        with pytest.raises(OSError, match="no memory"):
+            WorkerHandle(0, context, works.echo, start_method, TimeoutPolicy())
     gc.collect()
     assert os.listdir("/proc/self/fd") == open_before
 

@@ -92,15 +92,12 @@ def test_a_lack_of_memory_is_an_error_before_anything_is_written(slot, monkeypat
 
 
 def test_without_memfd_a_temporary_file_serves(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    slot = Slot()
-    slot.write([memoryview(b"x" * 10_000)])
-    assert slot.view(10_000)[9999] == ord("x")
-    slot.close()
-    monkeypatch.delattr(os, "posix_fallocate")
-    slot = Slot()
-    slot.write([memoryview(b"x" * 10_000)])
-    slot.close()
+    for missing in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, missing)
+        slot = Slot()
+        slot.write([memoryview(b"x" * 10_000)])
+        assert slot.view(10_000)[9999] == ord("x")
+        slot.close()
 
 
 KEEPERS = {

@@ -13,6 +13,7 @@ import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -223,12 +224,9 @@ def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
 
 
 def test_an_interrupt_while_a_batch_is_handed_over_leaves_the_state_before_it(monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     with Loader(RangeSource(20), batch_size=2, num_workers=1) as loader:
         next(batches := iter(loader))
-        monkeypatch.setattr(Scaling, "look", interrupted)
+        monkeypatch.setattr(Scaling, "look", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         assert (loader.state_dict()["position"], loader.step) == (2, 0)

@@ -40,7 +40,7 @@ class Expression:
 
     Conditions are joined by ``&``, ``|`` and ``~``, in parentheses. As in SQL and Arrow, a comparison with a null
     neither holds nor does not, so that ``~`` of it does not hold either. Numbers are compared exactly, whatever their
-    types; no number equals NaN.
+    types; no number equals NaN. An array of one value, such as a number of a tf.Example, is compared as this value.
 
     Attributes:
         operation: ``"field"``, a comparison, ``"in"``, ``"is_null"``, ``"&"``, ``"|"`` or ``"~"``.
@@ -190,7 +190,12 @@ def field(name: str) -> Expression:
 
 def _comparable(array: Any) -> Any:
     """Return an array of pyarrow in a type whose values pyarrow can compare."""
-    pa, kind = load_arrow("a condition for Arrow"), getattr(array.type, "value_type", array.type)
+    pa, pc = (load_arrow("a condition for Arrow", module) for module in ("pyarrow", "pyarrow.compute"))
+    stored = getattr(array.type, "storage_type", array.type)
+    if pa.types.is_fixed_size_list(stored) and stored.list_size == 1:
+        array = combined(array)
+        array = pc.list_element(getattr(array, "storage", array), 0)
+    kind = getattr(array.type, "value_type", array.type)
     if kind in (pa.string_view(), pa.binary_view()):
         return plain_array(array)
     return plain_array(array).cast(pa.float32()) if kind == pa.float16() else array
@@ -359,8 +364,8 @@ def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
 
 def _values(column: Any, name: str) -> Array:
     """Return a column as an array of single values, (rows,)."""
-    if isinstance(column, np.ndarray) and column.ndim == 1:
-        return column
+    if isinstance(column, np.ndarray) and column.shape[1:] in ((), (1,)):
+        return column.reshape(len(column))
     if isinstance(column, (np.ndarray, dict, tuple)):
         raise ConfigError(f"a condition compares single values, and {name!r} has several in a record", key="filter")
     found = np.empty(len(column), object)

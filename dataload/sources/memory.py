@@ -176,7 +176,8 @@ class MemorySource(Source[Any]):
             return [
                 None if is_null else column[at] for at, is_null in zip(indices.tolist(), gone.tolist(), strict=True)
             ]
-        return np.ma.MaskedArray(column[indices], gone) if column.ndim == 1 else column[indices]
+        values = column[indices]
+        return np.ma.MaskedArray(values, gone.reshape(values.shape)) if values.size == gone.size else values
 
     def _values(self, name: str, indices: Int64Array) -> Any:
         column = self._columns[name] if self._columns is not None else ()

@@ -83,6 +83,7 @@ class Clock:
 def _ticks_of(column: Any) -> Int64Array:
     """Return times in microseconds, given in seconds or as numpy's times, (records,)."""
     column = np.asarray(column)
+    column = column.reshape(len(column)) if column.shape[1:] == (1,) else column
     if column.dtype.kind in "mM":
         known, ticks = ~np.isnat(column), column.astype(f"{column.dtype.kind}8[us]").astype(np.int64)
     else:

@@ -264,6 +264,23 @@ def test_texts_that_are_no_conditions(text):
         parse(text)
 
 
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.parquet", "a.arrow", "memory"])
+def test_an_array_of_one_value_is_compared_as_the_value(tmp_path, name):
+    columns = {"v": np.arange(6)[:, None] % 4, "x": np.arange(6, dtype=np.float32)[:, None]}
+    codec = {"codec": "example"} if name == "a.tfrecord" else {}
+    if name != "memory":
+        with dataload.create(tmp_path / name, **codec) as writer:
+            for v, x in zip(*columns.values(), strict=True):
+                writer.write({"v": v, "x": x})
+    source = MemorySource(columns) if name == "memory" else dataload.open(tmp_path / name, **codec)
+    assert source.filter(field("v") == 1).indices.tolist() == [1, 5]
+    assert source.filter(field("v").isin([0, 3]) & (field("x") < 3.5)).indices.tolist() == [0, 3]
+    rows = pa.array([[1], None, [3]], pa.list_(pa.int64(), 1))
+    nulls = MemorySource(pa.table({"v": rows}), nulls={"v": 1})
+    assert nulls.filter(field("v") == 1).indices.tolist() == [0]
+    assert nulls.filter(field("v").is_null()).indices.tolist() == [1]
+
+
 def test_what_does_not_fit(sources):
     for condition in (field("t") == 3, field("n"), field("n").isin(["a"])):
         for source in sources:

@@ -360,7 +360,8 @@ def test_windows_by_seconds():
         ConfigError, match=r"span 1,700,000,000 seconds, too long for 3,000 sequences: is one of its times 0"
     ):
         windows(MemorySource({"time": [0, 1.7e9] * 3000}), [2] * 3000, 1, fps=2)
-    for times in (np.arange(3).astype("M8[D]"), np.arange(3).astype("m8[D]") + np.timedelta64(1, "ns")):
+    days = np.arange(3).astype("M8[D]")
+    for times in (days, days[:, None], np.arange(3).astype("m8[D]") + np.timedelta64(1, "ns")):
         assert windows(MemorySource({"time": times, "x": [0, 1, 2]}), [3], 2, fps=1 / 86400)[1]["x"].tolist() == [1, 2]
     for time, message in ((np.nan, "record 1 is nan"), (1e12, "not a time in seconds"), ([1, 2], "several values")):
         with pytest.raises(ConfigError, match=message):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from dataload.errors import SourceError, StoreError
 from dataload.storage import storage_of
 from dataload.storage.backend import FileStream
 from dataload.storage.local import files
-from dataload.storage.local.files import AppendedFile, LocalFile, append_text, read_text
+from dataload.storage.local.files import AppendedFile, LocalFile, append_text, read_text, versions_of
 from dataload.storage.local.record_files import MappedFile, UnmappedFile
 
 HOLD = """
@@ -161,3 +162,18 @@ def test_a_stream_of_a_file_is_like_one_of_bytes(tmp_path_factory, steps):
                     offset = min(offset, 7 - model.tell())
                 found, expected = stream.seek(offset, whence), model.seek(offset, whence)
             assert (found, stream.tell()) == (expected, model.tell())
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_versions_of_many_files_are_those_of_each(tmp_path, monkeypatch, starts):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    if not starts:
+        monkeypatch.setattr("threading.Thread.start", refuse)
+    paths = [str(tmp_path / f"{number}") for number in range(2001)]  # looked at in two threads
+    for number, path in enumerate(paths):
+        if number % 3:
+            Path(path).write_bytes(bytes(number))
+    assert versions_of(paths).tolist() == [versions_of([path])[0].tolist() for path in paths]
+    assert versions_of(paths)[:4, 0].tolist() == [0, 1, 2, 0]

@@ -44,6 +44,7 @@ _PERMANENT = re.compile(
 )
 _SYSTEM = re.compile(r"os error (\d+)")
 _THROTTLED = re.compile(r"status(?: code:)? (?:429|503)")
+_NEEDS_RANGES = "; every mode of remote needs ranges: use a server that supports them, such as nginx, or copy the files"
 _QUERY = re.compile(r"\?[^\s\"'<>)]*")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\bParse\(\s*(?:Header\(\s*)?(\w+)")  # of S3, or of hyper
 
@@ -174,7 +175,8 @@ class Attempts:
                     path=url,
                 )
             if permanent:
-                raise StoreError(f"cannot {what}: {reason}", path=url)
+                remedy = _NEEDS_RANGES if "Range request not supported" in reason else ""
+                raise StoreError(f"cannot {what}: {reason}{remedy}", path=url)
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * _own_random.uniform(0.5, 1)
             if attempts > self.options.retries or time.monotonic() + wait > last:
                 raise StoreError(

@@ -138,11 +138,16 @@ class BatchLoader:
         trace.leave()
         if not _can_be_cut(columns, len(indices)):
             return []
+        is_plain = isinstance(columns, dict) and not any(isinstance(each, (dict, tuple)) for each in columns.values())
         batches: list[Any] = []
         stop = 0
         for plan in plans:
             start, stop = stop, stop + len(plan.indices)
-            batches.append(finish(_cut(columns, start, stop), plan))
+            # Without a call for each column, where there may be hundreds.
+            rows = (
+                {name: each[start:stop] for name, each in columns.items()} if is_plain else _cut(columns, start, stop)
+            )
+            batches.append(finish(rows, plan))
         return batches
 
 
@@ -159,11 +164,7 @@ def _can_be_cut(columns: Any, rows: int) -> bool:
 def _cut(columns: Any, start: int, stop: int) -> Any:
     """Return rows of columns, which may be in dicts and tuples."""
     if isinstance(columns, dict):
-        named = cast("dict[str, Any]", columns).items()
-        return {
-            name: column[start:stop] if isinstance(column, np.ndarray) else _cut(column, start, stop)
-            for name, column in named
-        }
+        return {name: _cut(column, start, stop) for name, column in cast("dict[str, Any]", columns).items()}
     if isinstance(columns, tuple):
         return like(type(columns), [_cut(column, start, stop) for column in cast("tuple[Any, ...]", columns)])
     return columns[start:stop]

@@ -206,7 +206,7 @@ def prepare(array: Any) -> Any:
 def pick(prepared: Any, name: str, local: Int64Array, rows: ColumnContext, shape: tuple[int, ...] | None = None) -> Any:
     """Return the values at `local`, (rows,) int64, of a `prepare` result, as a column; see `to_column`."""
     if not isinstance(prepared, np.ndarray):
-        return to_column(prepared.take(pa_module().array(local)), name, rows, shape)
+        return to_column(_taken(prepared, pa_module().array(local)), name, rows, shape)
     out = pooled_empty((len(local), *prepared.shape[1:]), prepared.dtype)
     # With mode="raise", numpy would buffer the output to protect `out`. The indices have been checked.
     return np.take(prepared, local, axis=0, out=out, mode="clip")
@@ -246,9 +246,18 @@ def plain_array(array: Any) -> Any:
     array = combined(array)
     kind = array.type
     if pa_module().types.is_dictionary(kind):
-        return plain_array(array.dictionary).take(array.indices)
+        return _taken(plain_array(array.dictionary), array.indices)
     wanted = without_views(kind)
     return array if wanted == kind else array.cast(wanted)
+
+
+def _taken(values: Any, indices: Any) -> Any:
+    try:
+        return values.take(indices)
+    except pa_module().ArrowInvalid:  # more than 2 GB of text, perhaps
+        if not (is_text(values.type) or is_bytes(values.type)):
+            raise
+        return values.cast(large(values.type)).take(indices)
 
 
 def combined(array: Any) -> Any:

@@ -666,3 +666,13 @@ def test_what_lists_hold_counts_for_their_record(tmp_path, value):
         with pytest.raises(CorruptFileError, match="max_record_bytes") as caught:
             source.read_batch([2, 1])
     assert caught.value.index == 1
+
+
+@pytest.mark.slow_suite
+@pytest.mark.timeout(120)
+def test_a_batch_may_take_more_than_arrows_offsets_hold(tmp_path):
+    numbers = pa.array([*[0] * (1 << 11), 1], pa.int32())
+    column = pa.DictionaryArray.from_arrays(numbers, pa.array([b"x" * (1 << 20), b"y"]))
+    with ArrowSource(write_arrow(tmp_path / "a.arrow", pa.table({"x": column}))) as source:
+        found = source.read_batch(range(len(column)))["x"]
+    assert (len(found), len(found[0]), found[-1]) == (len(column), 1 << 20, b"y")

@@ -110,7 +110,7 @@ def plan_batches(
         plan = sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         order = _order(source, sampler, shuffle, seed)
-        _warn_of_groups(source, order)
+        _warn_of_groups(source, order, world_size)
         rows = rows_per_rank(batch_size, global_batch_size, world_size)
         if rows is None:
             raise ConfigError(
@@ -209,12 +209,16 @@ def default_pool_size(source: RandomAccessSource[Any], lengths: Sequence[int]) -
     return min(size, max(1, _POOL_BYTES // max(1, row_bytes(source.fields))))
 
 
-def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
-    """Warn of a global shuffle of records that are decoded in groups, such as frames, if they do not fit in memory."""
-    if not (isinstance(order, GlobalShuffle) and isinstance(source, Source) and source.reads_in_order):
+def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler, world_size: int) -> None:
+    """Warn of a shuffle of records that are decoded in groups, such as frames, if they do not fit in memory."""
+    shuffles = isinstance(order, (GlobalShuffle, PoolShuffle))
+    if not (shuffles and isinstance(source, Source) and source.reads_in_order):
         return
     many, groups = len(source), source.groups
     if many < 2 * len(groups) or groups == source.shard_lengths:
+        return
+    if isinstance(order, PoolShuffle):
+        _warn_of_pool(source, min(order.pool_size, many), world_size)
         return
     if many * row_bytes(source.fields) <= 2 * _POOL_BYTES:
         return
@@ -222,6 +226,20 @@ def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
     warnings.warn(
         f"records are decoded in groups of {many / len(groups):,.0f}, and a global shuffle decodes a whole group "
         f"for nearly every record: shuffle='shards' decodes each once, and mixes them in a pool of {pool:,} records",
+        stacklevel=2,
+    )
+
+
+def _warn_of_pool(source: Source[Any], pool: int, world_size: int) -> None:
+    """Warn of a pool whose records, of which each rank holds its part, take more than the option `frame_bytes`."""
+    held: int | None = getattr(getattr(source, "options", None), "frame_bytes", None)
+    size = row_bytes(source.fields)
+    if held is None or pool * size <= held * world_size:
+        return
+    fits, needed = held * world_size // size, -(-pool * size // world_size)
+    warnings.warn(
+        f"the order mixes records in a pool of {pool:,}, and the option frame_bytes holds {fits:,} decoded ones, so "
+        f"groups are decoded several times: take a smaller pool, or raise frame_bytes to {needed:,}",
         stacklevel=2,
     )
 

@@ -25,6 +25,7 @@ from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks,
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
+_TEXTS = (str, bytes, type(None))
 _ROWS = 1 << 16  # records whose field is read at once
 _SETTINGS = ("exact", "stratify", "group", "by", "seed")
 _SIDES = ("train", "test")  # of a fold
@@ -171,21 +172,28 @@ def _balanced(units: Int64Array, classes: Int64Array, ranks: Array, shares: Arra
     """Deal groups to parts, the largest first, each where the classes of its records are missing most."""
     number = int(classes.max(initial=0)) + 1
     pairs, counts = np.unique(units * number + classes, return_counts=True)
-    starts = np.searchsorted(pairs // number, np.arange(len(ranks) + 1))
-    totals = np.bincount(classes, minlength=number)
-    missing = np.outer(shares, totals)  # (parts, classes), records
-    weights, room = 1 / np.maximum(totals, 1), shares * len(units)
+    starts = np.searchsorted(pairs // number, np.arange(len(ranks) + 1)).tolist()
+    totals, sizes = np.bincount(classes, minlength=number), np.bincount(units, minlength=len(ranks))
+    # Lists, as most of many groups have few records: numpy would take ten times as long.
+    among, own, total = (pairs % number).tolist(), counts.tolist(), max(1, len(units))
+    weights, shares_of = (1 / np.maximum(totals, 1)).tolist(), shares.tolist()
+    missing, room = np.outer(shares, totals).tolist(), (shares * len(units)).tolist()  # records, by part
     parts = np.zeros(len(ranks), np.uint16)
-    sizes = np.bincount(units, minlength=len(ranks))
     for unit in np.lexsort((ranks, -sizes)).tolist():
-        among = pairs[starts[unit] : starts[unit + 1]] % number
-        own = counts[starts[unit] : starts[unit + 1]]
-        # The sum of squares of what is missing falls most where this is greatest.
-        gain = ((2 * missing[:, among] - own) * own * weights[among]).sum(axis=1)
-        gain += (2 * room - sizes[unit]) * sizes[unit] / max(1, len(units))
-        parts[unit] = part = int(np.argmax(gain / shares))
-        missing[part, among] -= own
-        room[part] -= sizes[unit]
+        size, counted = sum(own[starts[unit] : starts[unit + 1]]), range(starts[unit], starts[unit + 1])
+        best, most = 0, -math.inf
+        # The sum of squares of what is missing falls most where the gain is greatest.
+        for part, share in enumerate(shares_of):
+            gain, lacks = 0.0, missing[part]
+            for i in counted:
+                gain += (2 * lacks[among[i]] - own[i]) * own[i] * weights[among[i]]
+            gain = (gain + (2 * room[part] - size) * size / total) / share
+            if gain > most:
+                best, most = part, gain
+        parts[unit] = best
+        for i in counted:
+            missing[best][among[i]] -= own[i]
+        room[best] -= size
     return parts
 
 
@@ -200,7 +208,7 @@ def codes_of(source: Any, name: str) -> tuple[Int64Array, list[Any]]:
             same = (value if value == value else math.nan for value in values.tolist())  # one NaN for all blocks
             numbers = [found.setdefault(value, len(found)) for value in same]
             codes.append(np.array(numbers, np.int64)[inverse])
-        elif isinstance(column, (np.ndarray, Mapping)) or (len(column) and not isinstance(column[0], (str, bytes))):
+        elif isinstance(column, (np.ndarray, Mapping)) or not all(isinstance(each, _TEXTS) for each in column):
             message = f"records are split by numbers or text, and {name!r} is neither"
             raise ConfigError(message, key="stratify", value=name)
         else:

@@ -111,6 +111,12 @@ def test_records_without_a_group_are_one_group():
     assert sorted(int(np.isnan(found[part.indices]).sum()) for part in parts.values()) == [0, 30_000]
 
 
+def test_texts_may_be_missing_wherever_they_are():
+    source = MemorySource([{"t": text} for text in [None, "b", "b", None] * 10])
+    parts = source.split({"a": 0.5, "b": 0.5}, seed=0, stratify="t")
+    assert [sum(source[i]["t"] is None for i in part.indices) for part in parts.values()] == [10, 10]
+
+
 def test_folds():
     source = RangeSource(103)
     for settings, counts in (({"exact": True}, {20, 21}), ({}, None)):

@@ -118,6 +118,7 @@ def numbered(array: Any, classes: Any) -> Any:
 
 def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
     """Return what a `TableReader` knows of a schema, by its attributes."""
+    unreadable = dict[str, str]()
     for number, each in enumerate(schema):
         try:
             check_field(each)
@@ -125,7 +126,7 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
             message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
             raise CorruptFileError(message, path=path) from error
         except UnsupportedFormatError as error:
-            raise UnsupportedFormatError(f"{path}: {error}") from error
+            unreadable[each.name] = str(error)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
@@ -162,6 +163,7 @@ def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
         "_fills": filled,
         "_bases": bases,
         "_fields": fields,
+        "_unreadable": unreadable,
         "_numbered": frozenset(given or ()),
         "_classes": {name: value_set(name, values, schema.field(name).type) for name, values in listed.items()},
         "categories": [name for name in given or () if name not in listed],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from itertools import accumulate
@@ -23,7 +23,7 @@ from dataload.codecs import arrow
 from dataload.codecs.arrow import REMEDIES, ColumnContext, load_arrow, pa_module
 from dataload.codecs.decoders import Decoder
 from dataload.codecs.nulls import Fill, fill_nulls, with_masks
-from dataload.errors import CorruptFileError, DataloadError
+from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.blocks import Blocks, Column, Form
 from dataload.sources.arrow.columns import UNKNOWN, classes_in, facts_of, merged_classes, numbered, value_set
@@ -78,10 +78,12 @@ class TableSource(FileSource[Record]):
             self._use_classes(several)
             fields = [reader.fields for reader in several]
         known = super()._known_fields(readers, fields)
+        names = known if self._selected is None else self._selected
+        for reader in several:
+            reader.check_readable(names)
         counts = Counter[str]()
         for reader in several if self.options.nulls is None else ():
             counts.update(reader.null_counts())
-        names = known if self._selected is None else self._selected
         if found := ", ".join(f"{counts[name]:,} of {name!r}" for name in names if counts[name]):
             message = f"{self!r} has nulls ({found}) in {sum(map(len, readers)):,} records, and reading one is an error"
             warnings.warn(f"{message}: {REMEDIES}", stacklevel=2)
@@ -125,6 +127,7 @@ class TableReader(ShardReader[Record]):
     _fills: dict[str, Fill]
     _bases: dict[str, str]  # the columns whose nulls a field of masks shows
     _fields: dict[str, FieldSpec]
+    _unreadable: dict[str, str]  # columns of types that cannot be read, and why
     _numbered: frozenset[str]  # categories
     _classes: dict[str, Any]  # the values of categories
     categories: list[str]  # those whose classes have to be found
@@ -195,6 +198,13 @@ class TableReader(ShardReader[Record]):
     def fields(self) -> Mapping[str, FieldSpec]:
         classes = {name: tuple(map(str, values.to_pylist())) for name, values in self._classes.items()}
         return self._fields | {name: FieldSpec("int64", (), classes.get(name, ())) for name in self._numbered}
+
+    def check_readable(self, names: Collection[str]) -> None:
+        """Raise an UnsupportedFormatError if one of the columns has a type that cannot be read."""
+        for name, problem in self._unreadable.items():
+            if name in names:
+                message = f"{self._path}: {problem}, or leave the column out by fields="
+                raise UnsupportedFormatError(message, path=self._path)
 
     def use_classes(self, classes: Mapping[str, Sequence[Any]]) -> None:
         """Number the values of fields by these classes."""

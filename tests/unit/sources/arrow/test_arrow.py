@@ -400,6 +400,13 @@ def test_what_pyarrow_cannot_give(tmp_path):
     runs = pa.RunEndEncodedArray.from_arrays([2, 3], [1, 2])
     with pytest.raises(UnsupportedFormatError, match=r"a\.arrow: field 'x' is run-end encoded, .* `run_end_decode`"):
         len(ArrowSource(write_arrow(tmp_path / "a.arrow", pa.table({"x": runs}))))
+    table = pa.table({"x": runs, "s": pa.StructArray.from_arrays([runs], ["x"]), "y": [1, 2, 3]})
+    others = ArrowSource(write_arrow(tmp_path / "a.arrow", table), fields=["y"])
+    assert others.read([2, 0]) == [{"y": 3}, {"y": 1}]
+    assert others.filter(dataload.field("y") > 1).read_batch([1])["y"].tolist() == [3]
+    for name in ("x", "s"):
+        with pytest.raises(UnsupportedFormatError, match=r"a\.arrow: field 'x' is run-end encoded, .* by fields="):
+            len(ArrowSource(tmp_path / "a.arrow", fields=[name]))
     # A struct of a union: pyarrow ends the process if it flattens one.
     union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array(["a", "b"])])
     table = pa.table({"x": pa.StructArray.from_arrays([union], ["u"])})

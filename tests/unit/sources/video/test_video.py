@@ -436,7 +436,7 @@ def test_a_file_without_its_end_says_where_it_is_cut_off(tmp_path):
             moved.mux(packet)
     data, last = path.read_bytes(), packets[-1].size
     cuts = {last - 1: r"a\.mp4, byte \d+: packet 39 of the video is damaged, at 1\.\d+ s$"}
-    if hasattr(stream, "index_entries"):  # not in PyAV 15
+    if hasattr(av.stream.Stream, "index_entries"):  # not in PyAV 15
         cuts[last] = r"a\.mp4: the video is cut off: it ends after 39 of 40 frames$"
     for cut, message in cuts.items():
         path.write_bytes(data[:-cut])

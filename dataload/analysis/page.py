@@ -218,7 +218,8 @@ def _is_wide(values: Any) -> bool:
 
 def _segments(columns: Mapping[str, Any]) -> Array | None:
     """Return the segment of each element of a packed row; None if it is none."""
-    return found if (found := as_integers(columns.get("segment_ids"))) is not None and found.size else None
+    found = as_integers(columns.get("segment_ids"))
+    return found if found is not None and found.size else None
 
 
 def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:

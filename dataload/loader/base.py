@@ -101,7 +101,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
             epochs=self._epochs,
             step=self.step,
             steps=self._now.steps if self._now else self._steps(self._start()),
-            rows_per_second=self._recorder.snapshot(self._workers).rows_per_second,  # less than `statistics` counts
+            rows_per_second=self._recorder.snapshot(self._workers).rows_per_second,  # cheaper than `statistics`
         )
 
     def statistics(self) -> Statistics:

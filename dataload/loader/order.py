@@ -231,7 +231,7 @@ def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler, world_size:
 
 
 def _warn_of_pool(source: Source[Any], pool: int, world_size: int) -> None:
-    """Warn of a pool whose records, of which each rank holds its part, take more than the option `frame_bytes`."""
+    """Warn if a rank's part of the pool takes more memory than `frame_bytes`."""
     held: int | None = getattr(getattr(source, "options", None), "frame_bytes", None)
     size = row_bytes(source.fields)
     if held is None or pool * size <= held * world_size:

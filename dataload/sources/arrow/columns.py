@@ -176,11 +176,9 @@ _NUMBERS_OR_NULLS = frozenset(("int64", "float64", "unknown"))
 
 def differing_types(files: Iterable[tuple[str, Sized, Mapping[str, FieldSpec]]], names: Iterable[str]) -> str:
     """Return what is wrong if a field has different types in CSV files: their paths, records and fields."""
-    types, examples, filled = (
-        dict[str, str](),
-        list[str](),
-        [(base_name(path), f) for path, own, f in files if len(own)],
-    )
+    types: dict[str, str] = {}
+    examples: list[str] = []
+    filled = [(base_name(path), fields) for path, own, fields in files if len(own)]
     for name in names:
         kinds = {fields[name].dtype: file for file, fields in filled if name in fields}
         if len(kinds) > 1:

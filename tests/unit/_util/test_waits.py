@@ -40,7 +40,10 @@ def test_threads_that_the_machine_does_not_start_are_not_waited_for(monkeypatch)
     with pytest.raises(RuntimeError, match="can't start new thread"), waits.DaemonThreads(2) as pool:
         pool.submit(int)
     with waits.DaemonThreads(2) as pool:
-        assert list(pool.map(time.sleep, [0.01, 0.01])) == [None, None]
+        gate = threading.Event()  # the first call holds the only thread until the second has asked for another
+        calls = [pool.submit(gate.wait, 30), pool.submit(gate.is_set)]
+        gate.set()
+        assert [call.result(30) for call in calls] == [True, True]
     assert start.call_count == 3
 
 

@@ -279,7 +279,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
 
     def _merge(self, url: str, ranges: list[tuple[Int64Array, Int64Array]], last: int) -> _Fetched:
         offsets, lengths = (np.concatenate(columns) for columns in zip(*ranges, strict=True))
-        # Readers report ranges outside the file, and merge those of 0 bytes with others.
+        # Readers report ranges outside the file. They merge empty ranges with their neighbours, so these stay here.
         useful = (offsets >= 0) & (lengths >= 0) & (lengths <= self._versions[url].size - offsets)
         none = np.empty(0, np.int64)
         runs = merge_ranges(offsets[useful], lengths[useful], GAP) if useful.any() else Runs(none, none, none)

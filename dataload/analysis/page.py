@@ -218,8 +218,7 @@ def _is_wide(values: Any) -> bool:
 
 def _segments(columns: Mapping[str, Any]) -> Array | None:
     """Return the segment of each element of a packed row; None if it is none."""
-    found = as_integers(columns.get("segment_ids"))
-    return found if found is not None and found.size else None
+    return found if (found := as_integers(columns.get("segment_ids"))) is not None and found.size else None
 
 
 def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:
